@@ -1,0 +1,45 @@
+// Read-only view of a .safetensors file, memory-mapped. The file is treated as hostile: every size is checked before it is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "llmc/mapped_file.h"
+
+enum class TensorType { F64, F32, F16, BF16, I64, I32, I16, I8, U8, Bool };
+const char* tensor_type_name(TensorType type);
+size_t tensor_type_bytes(TensorType type);
+
+struct SafetensorsTensor {
+    TensorType type;
+    std::vector<size_t> shape;
+    size_t count;               // elements
+    const unsigned char* data;  // count * tensor_type_bytes(type) bytes; not necessarily aligned to the type
+};
+
+class SafetensorsFile {
+public:
+    // Throws Error naming the file, the tensor and what is wrong.
+    explicit SafetensorsFile(const std::string& path);
+
+    const std::string& path() const { return file_.path(); }
+    const std::map<std::string, SafetensorsTensor>& tensors() const { return tensors_; }
+    const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+    bool has(const std::string& name) const { return tensors_.count(name) != 0; }
+    // Throws Error naming the file and the tensor when it is not there.
+    const SafetensorsTensor& get(const std::string& name) const;
+    // As get(), and the shape must be the one given.
+    const SafetensorsTensor& get(const std::string& name, const std::vector<size_t>& shape) const;
+    // Values converted: from any floating type to float (F64 is rounded), from any integer type to int64.
+    std::vector<float> floats(const std::string& name) const;
+    std::vector<int64_t> integers(const std::string& name) const;
+
+private:
+    MappedFile file_;
+    std::map<std::string, SafetensorsTensor> tensors_;
+    std::map<std::string, std::string> metadata_;
+};
