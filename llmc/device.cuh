@@ -1,13 +1,14 @@
 // What every kernel stands on: the storage type, launches, shared memory, 8-element vectors, warp and block reductions.
 //
 // Names: floatX, kFloatXType, CUDA_CHECK, NvtxRange, ceil_div, launch, with_bool, SHARED, dynamic_shared, to_float, from_float,
-//        Float8 (load8, store8, set8, zero8, fma8, max8, sqrt8, exp8, sum8, largest8), warp_sum, warp_max, block_sum, block_max.
+//        Float8 (load8, store8, set8, zero8, fma8, max8, sqrt8, exp8, sum8, largest8), warp_sum, group_sum, warp_max, block_sum, block_max.
 //
 // Besides ptx.cuh this is the only file that looks at __CUDACC__: below it a GPU and hostcuda are the same machine. Where the two differ
 // is speed, and the helpers here are chosen so that a kernel written with them is good on both: 16-byte loads that become SIMD
 // on a CPU, and reductions that cost a CPU one meeting of the warp instead of five.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -34,6 +35,10 @@ inline constexpr cudaDataType_t kFloatXType = CUDA_R_16BF;
 // Elements of one vector access. Every row length (C, F, HD, Vp, ...) is a multiple of it, so rows need no ragged tails.
 inline constexpr int kVector = 8;
 inline constexpr int kWarpSize = 32;
+
+// std::numeric_limits has host functions only; these are values, so kernels may use them.
+inline constexpr float kFloatMax = std::numeric_limits<float>::max();
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // ---- host side: errors, ranges, launches -------------------------------------------------------------------------------------
 #define CUDA_CHECK(call)                                                                                                      \
@@ -248,26 +253,32 @@ typedef uint16_t Ushort8 __attribute__((vector_size(16)));
 inline Float8 set8(float x) { return Float8{x, x, x, x, x, x, x, x}; }
 
 inline Float8 load8(const float* address) {
+    ::hostcuda::check_aligned(address, 16);
     Float8 result;
-    memcpy(&result, __builtin_assume_aligned(address, 16), sizeof(result));
+    memcpy(&result, address, sizeof(result));
     return result;
 }
 
 inline Float8 load8(const __nv_bfloat16* address) {
+    ::hostcuda::check_aligned(address, 16);
     Ushort8 raw;
-    memcpy(&raw, __builtin_assume_aligned(address, 16), sizeof(raw));
+    memcpy(&raw, address, sizeof(raw));
     return reinterpret_cast<Float8>(__builtin_convertvector(raw, Uint8) << 16);
 }
 
-inline void store8(float* address, Float8 x) { memcpy(__builtin_assume_aligned(address, 16), &x, sizeof(x)); }
+inline void store8(float* address, Float8 x) {
+    ::hostcuda::check_aligned(address, 16);
+    memcpy(address, &x, sizeof(x));
+}
 
 inline void store8(__nv_bfloat16* address, Float8 x) {
+    ::hostcuda::check_aligned(address, 16);
     // Round to nearest even as the device does; a NaN becomes the device's NaN, 0x7fff.
     const Uint8 bits = reinterpret_cast<Uint8>(x);
     const Uint8 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const Uint8 nan = reinterpret_cast<Uint8>((bits & 0x7fffffffu) > 0x7f800000u);
+    const Uint8 nan = reinterpret_cast<Uint8>(reinterpret_cast<Int8>(bits & 0x7fffffffu) > 0x7f800000);
     const Ushort8 raw = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fffu), Ushort8);
-    memcpy(__builtin_assume_aligned(address, 16), &raw, sizeof(raw));
+    memcpy(address, &raw, sizeof(raw));
 }
 
 // a where the mask is all ones, b where it is zero.
@@ -330,14 +341,18 @@ __device__ __forceinline__ float largest8(const Float8& x) {
 }
 
 // ---- reductions --------------------------------------------------------------------------------------------------------------
-// All 32 lanes call; all get the result. Butterfly order, the same bits in every lane.
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-    for (int offset = kWarpSize / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+// All 32 lanes call; all get the result, in every lane the same bits: lanes 16 apart are added first, neighbours last.
+// group_sum adds each aligned group of `lanes` lanes, a power of two.
+#ifdef __CUDACC__
+
+template <typename T>
+__device__ __forceinline__ T group_sum(T x, int lanes) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
 
-__device__ __forceinline__ double warp_sum(double x) {
+template <typename T>
+__device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
     for (int offset = kWarpSize / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
@@ -349,12 +364,59 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+#else  // a CPU: the lanes meet once, the last one does all the additions of the five shuffles in their order
+
+template <typename T>
+struct WarpFoldArgs {
+    T value;
+    int lanes;
+};
+
+template <typename T, bool Max>
+inline void warp_fold(void** lane_args, unsigned) {
+    T values[kWarpSize], next[kWarpSize];
+    for (int lane = 0; lane < kWarpSize; lane++) values[lane] = static_cast<WarpFoldArgs<T>*>(lane_args[lane])->value;
+    for (int offset = static_cast<WarpFoldArgs<T>*>(lane_args[0])->lanes / 2; offset > 0; offset /= 2) {
+        for (int lane = 0; lane < kWarpSize; lane++) {
+            const T mine = values[lane], other = values[lane ^ offset];
+            if constexpr (Max) {
+                next[lane] = fmaxf(mine, other);
+            } else {
+                next[lane] = mine + other;
+            }
+        }
+        memcpy(values, next, sizeof(values));
+    }
+    for (int lane = 0; lane < kWarpSize; lane++) static_cast<WarpFoldArgs<T>*>(lane_args[lane])->value = values[lane];
+}
+
+template <typename T>
+inline T group_sum(T x, int lanes) {
+    WarpFoldArgs<T> args{x, lanes};
+    ::hostcuda::warp_collective(0xffffffffu, &args, warp_fold<T, false>, "group_sum");
+    return args.value;
+}
+
+template <typename T>
+inline T warp_sum(T x) {
+    return group_sum(x, kWarpSize);
+}
+
+inline float warp_max(float x) {
+    WarpFoldArgs<float> args{x, kWarpSize};
+    ::hostcuda::warp_collective(0xffffffffu, &args, warp_fold<float, true>, "warp_max");
+    return args.value;
+}
+
+#endif
+
 // All threads of a one-dimensional block (a multiple of 32 threads) call; all get the result. Warps are added in their order. Two
-// barriers: one before the partials are read, one so that the next call may overwrite them.
+// barriers: one before the partials are read, one so that the next call may overwrite them. A block of one warp needs neither.
 template <typename T>
 __device__ __forceinline__ T block_sum(T x) {
     SHARED(T, partials, 32);
     x = warp_sum(x);
+    if (blockDim.x == kWarpSize) return x;
     if (threadIdx.x % kWarpSize == 0) partials[threadIdx.x / kWarpSize] = x;
     __syncthreads();
     T total = partials[0];
@@ -366,6 +428,7 @@ __device__ __forceinline__ T block_sum(T x) {
 __device__ __forceinline__ float block_max(float x) {
     SHARED(float, partials, 32);
     x = warp_max(x);
+    if (blockDim.x == kWarpSize) return x;
     if (threadIdx.x % kWarpSize == 0) partials[threadIdx.x / kWarpSize] = x;
     __syncthreads();
     float largest = partials[0];

@@ -1,0 +1,43 @@
+// Gradient accumulation: acc (+=) addend.
+//
+// In bf16 the sum is rounded stochastically: rounding to nearest would drop every addend below half an ulp of the sum, always, and
+// a sum of many micro-steps would stall. The noise is keyed by (seed, step, logical element, addend), so it does not depend on who holds the
+// element, and different addends get independent errors. In fp32 the sum is plain. Bytes moved an element (bf16): 2 + 2 read, 2 written.
+#pragma once
+
+#include "llmc/device.cuh"
+#include "llmc/random.cuh"
+#include "llmc/step_state.cuh"
+
+// Philox is a chain of ten multiplications; several independent vectors a thread keep the multipliers busy.
+inline constexpr int kAccumulateThreads = 128;
+inline constexpr int kAccumulateVectors = 2;
+
+template <typename Acc>
+__global__ void __launch_bounds__(kAccumulateThreads)
+    accumulate_gradient_kernel(Acc* acc, const floatX* addend, size_t n, unsigned long long first_logical, unsigned addend_index, const StepState* state) {
+#pragma unroll
+    for (int j = 0; j < kAccumulateVectors; j++) {
+        const size_t i = ((static_cast<size_t>(blockIdx.x) * kAccumulateVectors + j) * kAccumulateThreads + threadIdx.x) * kVector;
+        if (i >= n) continue;
+        const Float8 sum = load8(acc + i) + load8(addend + i);
+        if constexpr (std::is_same_v<Acc, float>) {
+            store8(acc + i, sum);
+        } else {
+            const uint4 counter = random_counter(RandomPurpose::kStochasticRounding, (first_logical + i) / kVector, state->step, addend_index);
+            store8_stochastic(acc + i, sum, philox(state->seed, counter));
+        }
+    }
+}
+
+// acc, addend (n); element 0 is logical element first_logical of the flat buffer. Acc is floatX, or float for fp32 gradients.
+template <typename Acc>
+inline void accumulate_gradient(Acc* acc, const floatX* addend, size_t n, unsigned long long first_logical, unsigned addend_index, const StepState* state,
+                                cudaStream_t stream) {
+    NvtxRange range(__func__);
+    CHECK(n % kVector == 0 && first_logical % kVector == 0, "accumulate_gradient: %zu elements from %llu; both must be multiples of %d", n, first_logical, kVector);
+    CHECK(addend_index < 1u << 28, "accumulate_gradient: addend %u; at most %u micro-steps x ranks a step; use a larger micro-batch", addend_index, 1u << 28);
+    if (n == 0) return;
+    launch(accumulate_gradient_kernel<Acc>, grid_for(n, static_cast<size_t>(kAccumulateThreads) * kAccumulateVectors * kVector), kAccumulateThreads, 0, stream, acc,
+           addend, n, first_logical, addend_index, state);
+}
