@@ -63,7 +63,12 @@ endif
 # Flags. No -ffast-math: it breaks infinities; the two below only drop errno and trap semantics.
 WARNINGS  := -Wall -Wextra
 OPTIMIZE  := $(if $(DEBUG),-O0 -g,$(if $(ASAN)$(TSAN),-O1 -g,-O3 -g1))
-SANITIZE  := $(if $(ASAN),-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)$(if $(TSAN),-fsanitize=thread)
+ifneq ($(ASAN),)
+  SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+endif
+ifneq ($(TSAN),)
+  SANITIZE := -fsanitize=thread
+endif
 CXXFLAGS_COMMON := -std=c++20 $(OPTIMIZE) -march=$(MARCH) -fno-math-errno -fno-trapping-math $(WARNINGS) $(SANITIZE) -MMD -MP -I. $(MPI_CFLAGS) -DOMPI_SKIP_MPICXX
 PRECISION_FLAG  := $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32)
 

@@ -1,0 +1,76 @@
+// Named device allocations with a budget: every byte the program takes has a category and a name in the start-up table.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "llmc/device.cuh"
+
+class DeviceMemory {
+public:
+    // limit_bytes: what --device-memory allows (0 = all of the device).
+    explicit DeviceMemory(size_t limit_bytes = 0) : limit_bytes_(limit_bytes) {}
+    DeviceMemory(const DeviceMemory&) = delete;
+    DeviceMemory& operator=(const DeviceMemory&) = delete;
+    ~DeviceMemory() {
+        for (const Allocation& allocation : allocations_) cudaFree(allocation.address);
+    }
+
+    // `count` elements of T, not initialised; nullptr for 0. Throws Error past the limit or the device, saying what was asked and what is taken already.
+    template <class T>
+    T* allocate(const char* category, const char* name, size_t count) {
+        if (count == 0) return nullptr;
+        const size_t bytes = count * sizeof(T);
+        CHECK(bytes / sizeof(T) == count, "%s: %zu elements overflow a size", name, count);
+        CHECK(limit_bytes_ == 0 || total_bytes_ + bytes <= limit_bytes_,
+              "out of device memory: %s needs %.3f GB, but %.3f of the %.3f GB that --device-memory allows are taken; use a smaller --micro-batch, a higher "
+              "--zero-stage, or more ranks", name, bytes / 1e9, total_bytes_ / 1e9, limit_bytes_ / 1e9);
+        void* address = nullptr;
+        const cudaError_t status = cudaMalloc(&address, bytes);
+        if (status == cudaErrorMemoryAllocation) {
+            cudaGetLastError();  // not sticky: clear it
+            size_t free_bytes = 0, device_bytes = 0;
+            CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));
+            fail("out of device memory: %s needs %.3f GB, this program has taken %.3f GB already, and %.3f of the device's %.3f GB are free; use a smaller "
+                 "--micro-batch, a higher --zero-stage, or more ranks", name, bytes / 1e9, total_bytes_ / 1e9, free_bytes / 1e9, device_bytes / 1e9);
+        }
+        CUDA_CHECK(status);
+        total_bytes_ += bytes;
+        allocations_.push_back({category, name, bytes, address});
+        return static_cast<T*>(address);
+    }
+
+    struct Allocation {
+        std::string category, name;
+        size_t bytes;
+        void* address;
+    };
+    const std::vector<Allocation>& allocations() const { return allocations_; }
+    size_t total_bytes() const { return total_bytes_; }
+
+    size_t category_bytes(const std::string& category) const {
+        size_t bytes = 0;
+        for (const Allocation& allocation : allocations_) bytes += allocation.category == category ? allocation.bytes : 0;
+        return bytes;
+    }
+
+private:
+    size_t limit_bytes_;
+    size_t total_bytes_ = 0;
+    std::vector<Allocation> allocations_;
+};
+
+// Pinned host memory, freed with its owner: the only host memory asynchronous copies touch.
+template <class T>
+class PinnedArray {
+public:
+    explicit PinnedArray(size_t count) { CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&data_), count * sizeof(T))); }
+    PinnedArray(const PinnedArray&) = delete;
+    PinnedArray& operator=(const PinnedArray&) = delete;
+    ~PinnedArray() { cudaFreeHost(data_); }
+    T* data() { return data_; }
+    T& operator[](size_t i) { return data_[i]; }
+
+private:
+    T* data_ = nullptr;
+};
