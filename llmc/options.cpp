@@ -1,0 +1,505 @@
+#include "llmc/options.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <variant>
+
+#include <CLI/CLI.hpp>
+
+#include "llmc/error.h"
+
+namespace {
+
+// What a row holds. Memory is a number of bytes with an optional unit. Flag takes no value; an int, so that -1 can mean "not said".
+using Target = std::variant<int Options::*, long long Options::*, uint64_t Options::*, double Options::*, std::string Options::*>;
+enum Kind { Number, Memory, Flag };
+
+constexpr double kAny = std::numeric_limits<double>::infinity();
+constexpr double kTokens = 1e12;  // more than anyone trains on in a step or in steps; keeps products within 64 bits
+
+struct Row {
+    const char* name;
+    const char* group;
+    Target target;
+    double least, most;         // legal range of a number, both ends included
+    const char* choices;        // "a|b|c" for a word, nullptr for anything
+    const char* help;
+    // Not built yet: the only value accepted ("" = the option must not be given), and what to do instead.
+    const char* only_value = nullptr;
+    const char* instead = nullptr;
+    Kind kind = Number;
+};
+
+// Shorthands for the table.
+constexpr const char *M = "model", *D = "data", *O = "optimizer", *P = "parallel", *Y = "memory", *E = "evaluation", *R = "run folder", *L = "plan", *X = "other";
+constexpr double kTiny = 1e-300;  // "above zero"
+
+const Row kRows[] = {
+    {"preset", M, &Options::preset, 0, 0, nullptr, "shape of the model and defaults to train it: tiny, 124M, 0.5B, 1.5B, 3B, 4B, qwen2.5-0.5B, qwen2.5-1.5B, qwen2.5-3B, qwen2.5-7B"},
+    {"model", M, &Options::model, 0, 0, nullptr, "Hugging Face folder to start from", "", "import of weights is not built; --from-config FILE trains the same shape from random weights"},
+    {"from-config", M, &Options::from_config, 0, 0, nullptr, "Hugging Face config.json (llama, qwen2, qwen3) that gives the shape; random weights; excludes --preset"},
+    {"num-layers", M, &Options::num_layers, 1, 4096, nullptr, "override: layers"},
+    {"channels", M, &Options::channels, 8, 1 << 18, nullptr, "override: width of the residual stream"},
+    {"num-heads", M, &Options::num_heads, 1, 8192, nullptr, "override: query heads"},
+    {"num-kv-heads", M, &Options::num_kv_heads, 1, 8192, nullptr, "override: key and value heads, a divisor of --num-heads"},
+    {"head-dim", M, &Options::head_dim, 1, 256, nullptr, "override: elements of a head, a multiple of 8"},
+    {"ffn-dim", M, &Options::ffn_dim, 8, 1 << 20, nullptr, "override: width of the feed-forward part"},
+    {"vocab-size", M, &Options::vocab_size, 2, 1 << 24, nullptr, "override: number of token ids"},
+    {"max-seq-len", M, &Options::max_seq_len, 1, 1 << 22, nullptr, "override: longest sequence"},
+    {"rope-theta", M, &Options::rope_theta, 1, 1e12, nullptr, "override: base of the rotary frequencies"},
+    {"norm-eps", M, &Options::norm_eps, kTiny, 0.1, nullptr, "override: epsilon of RMSNorm"},
+    {"tied", M, &Options::tied, 0, 0, nullptr, "override: the head is the embedding", nullptr, nullptr, Flag},
+    {"untied", M, &Options::untied, 0, 0, nullptr, "override: the head has its own weights", nullptr, nullptr, Flag},
+    {"qkv-bias", M, &Options::qkv_bias, 0, 0, nullptr, "override: biases in the query, key and value projections (--qkv-bias=false: none)", nullptr, nullptr, Flag},
+    {"qk-norm", M, &Options::qk_norm, 0, 0, nullptr, "override: RMSNorm on queries and keys (--qk-norm=false: none)", nullptr, nullptr, Flag},
+
+    {"train-data", D, &Options::train_data, 0, 0, nullptr, "token shards to train on, a quoted glob pattern"},
+    {"val-data", D, &Options::val_data, 0, 0, nullptr, "token shards to evaluate on, a quoted glob pattern"},
+    {"seq-len", D, &Options::seq_len, 1, 1 << 22, nullptr, "tokens of a sequence"},
+    {"micro-batch", D, &Options::micro_batch, 1, 1 << 20, nullptr, "sequences a rank computes at once"},
+    {"total-batch", D, &Options::total_batch, 0, kTokens, nullptr, "tokens a step over all ranks, a multiple of micro-batch x seq-len x ranks; 0 = one micro-step"},
+    {"seed", D, &Options::seed, 0, 1.8446744073709552e19, nullptr, "seed of the initial weights, the data order, rounding and sampling"},
+    {"show-batch", D, &Options::show_batch, 0, kTokens, nullptr, "print which windows of the data the given step trains on, and stop"},
+
+    {"steps", O, &Options::steps, 1, kTokens, nullptr, "optimizer steps; excludes --epochs"},
+    {"epochs", O, &Options::epochs, kTiny, 1e9, nullptr, "passes over the training data, a fraction allowed; excludes --steps"},
+    {"lr", O, &Options::lr, 0, 1e3, nullptr, "peak learning rate"},
+    {"warmup", O, &Options::warmup, 0, kTokens, nullptr, "steps of linear warm-up; the default is at most a tenth of the run"},
+    {"schedule", O, &Options::schedule, 0, 0, "cosine|linear|constant|wsd", "learning rate after the warm-up; wsd is stable, then linear over the last fifth of the run"},
+    {"final-lr-frac", O, &Options::final_lr_frac, 0, 1, nullptr, "learning rate of the last step as a share of the peak (constant: unused)"},
+    {"beta1", O, &Options::beta1, 0, 0.999999, nullptr, "AdamW: decay of the first moment"},
+    {"beta2", O, &Options::beta2, 0, 0.99999999, nullptr, "AdamW: decay of the second moment"},
+    {"eps", O, &Options::eps, 0, 1, nullptr, "AdamW: epsilon, added after bias correction"},
+    {"weight-decay", O, &Options::weight_decay, 0, 100, nullptr, "AdamW: decoupled decay, on matrices only"},
+    {"clip", O, &Options::clip, 0, 1e30, nullptr, "largest global gradient norm (the norm is logged before clipping); 0 = off"},
+    {"max-skipped", O, &Options::max_skipped, 0, 1 << 30, nullptr, "steps in a row skipped for a non-finite gradient before the run ends with an error"},
+
+    {"zero-stage", P, &Options::zero_stage, 0, 3, nullptr, "ZeRO: 0 nothing sharded, 1 optimizer, 2 and gradients, 3 and parameters", "0|1|2", "sharded parameters are not built; use 2"},
+    {"bucket-mb", P, &Options::bucket_mb, 0, 1e6, nullptr, "merge what is communicated at once up to this many MB (10^6 bytes); 0 = one layer at a time"},
+    {"no-overlap", P, &Options::no_overlap, 0, 0, nullptr, "communicate after computing, not beside it (same bits, slower)", nullptr, nullptr, Flag},
+    {"sync-every-micro-step", P, &Options::sync_every_micro_step, 0, 0, nullptr, "wait for the device after every micro-step, for debugging", nullptr, nullptr, Flag},
+    {"comm-timeout", P, &Options::comm_timeout, 1, 1e6, nullptr, "seconds without progress before a run is ended"},
+    {"check-collectives", P, &Options::check_collectives, 0, 0, nullptr, "compare the sequence of collectives over the ranks", "", "the check is not built; remove the option", Flag},
+
+    {"device-memory", Y, &Options::device_memory, 0, 1e18, nullptr, "device memory to use, such as 80GB, 24GiB or bytes; 0 = all there is", nullptr, nullptr, Memory},
+    {"recompute", Y, &Options::recompute, 0, 0, "none|norm|ffn|block", "activations computed again in backward instead of kept", "none", "recomputation is not built; use a smaller --micro-batch"},
+    {"lmhead-chunks", Y, &Options::lmhead_chunks, 1, 1 << 20, nullptr, "parts the head and loss are computed in", "1", "the chunked head is not built; use a smaller --micro-batch"},
+    {"grad-dtype", Y, &Options::grad_dtype, 0, 0, "bf16|fp32", "type gradients are accumulated in over micro-steps", "bf16", "accumulation in fp32 is not built; bf16 accumulates with stochastic rounding"},
+
+    {"val-every", E, &Options::val_every, 0, kTokens, nullptr, "steps between evaluations; 0 = only after the last step"},
+    {"val-batches", E, &Options::val_batches, 0, kTokens, nullptr, "validation sequences to evaluate, in units of --micro-batch; 0 = all"},
+    {"sample-every", E, &Options::sample_every, 0, kTokens, nullptr, "steps between samples of generated text; 0 = never"},
+    {"sample-tokens", E, &Options::sample_tokens, 1, 1 << 22, nullptr, "tokens of a sample"},
+    {"prompt", E, &Options::prompt, 0, 0, nullptr, "text a sample begins with"},
+    {"temperature", E, &Options::temperature, 0, 100, nullptr, "sampling: flatter above 1, sharper below; 0 = always the likeliest token"},
+    {"top-k", E, &Options::top_k, 0, 1 << 24, nullptr, "sampling: only the k likeliest tokens; 0 = all"},
+    {"top-p", E, &Options::top_p, kTiny, 1, nullptr, "sampling: only the likeliest tokens that make up this probability; 1 = all"},
+
+    {"out", R, &Options::out, 0, 0, nullptr, "folder of the run: metrics.jsonl, log.rankN"},
+    {"save-every", R, &Options::save_every, 0, kTokens, nullptr, "steps between checkpoints", "", "checkpoints are not built; remove the option"},
+    {"save-minutes", R, &Options::save_minutes, 0, 1e9, nullptr, "minutes between checkpoints", "", "checkpoints are not built; remove the option"},
+    {"save-mode", R, &Options::save_mode, 0, 0, "stream|async", "how a checkpoint is written", "", "checkpoints are not built; remove the option"},
+    {"keep", R, &Options::keep, 1, 1 << 30, nullptr, "checkpoints to keep", "", "checkpoints are not built; remove the option"},
+    {"resume", R, &Options::resume, 0, 0, nullptr, "continue from a checkpoint: auto or its folder", "", "checkpoints are not built; start a new run without the option"},
+    {"allow-change", R, &Options::allow_change, 0, 0, nullptr, "option that may differ from the resumed run's", "", "checkpoints are not built; remove the option"},
+
+    {"plan", L, &Options::plan, 0, 0, nullptr, "print bytes and times of a run, and stop", "", "the planner is not built; remove the option", Flag},
+    {"ranks", L, &Options::ranks, 1, 1 << 20, nullptr, "plan: number of ranks", "", "the planner is not built; the number of ranks of a run is mpirun's -np"},
+    {"link", L, &Options::link, 0, 1e6, nullptr, "plan: GB/s between ranks", "", "the planner is not built; remove the option"},
+    {"params", L, &Options::params, 0, 1e15, nullptr, "plan: number of parameters", "", "the planner is not built; remove the option"},
+    {"grad-accum", L, &Options::grad_accum, 1, 1 << 30, nullptr, "plan: micro-steps a step", "", "the planner is not built; the micro-steps of a run follow from --total-batch"},
+    {"step-seconds", L, &Options::step_seconds, 0, 1e9, nullptr, "plan: measured seconds a step", "", "the planner is not built; remove the option"},
+    {"price", L, &Options::price, 0, 1e9, nullptr, "plan: price of a device-hour", "", "the planner is not built; remove the option"},
+
+    {"generate", X, &Options::generate, 0, 0, nullptr, "print a sample of --model and stop", "", "it needs --model, which is not built; --sample-every prints samples during training", Flag},
+    {"profile", X, &Options::profile, 0, 0, nullptr, "time the phases of a step", "", "the profiler is not built; HOSTCUDA_PROFILE=1 times kernels on a CPU, Nsight on a GPU", Flag},
+    {"config", X, &Options::config, 0, 0, nullptr, "file of options, one `name = value` a line; the command line wins over it"},
+};
+constexpr size_t kRowCount = std::size(kRows);
+
+// Defaults that depend on the size of the model. micro_batch is what a 2-core machine (tiny) or one 80 GB GPU takes.
+struct TrainingDefaults { const char* preset; int seq_len, micro_batch; long long steps; double lr; long long warmup, val_every, sample_every; int sample_tokens; const char* prompt; };
+constexpr TrainingDefaults kTrainingDefaults[] = {
+    {"tiny", 128, 8, 300, 3e-3, 20, 100, 100, 192, "def "},
+    {"124M", 1024, 16, 0, 6e-4, 700, 250, 1000, 128, ""},
+    {"0.5B", 2048, 4, 0, 4e-4, 1000, 250, 1000, 128, ""},
+    {"1.5B", 2048, 2, 0, 3e-4, 2000, 250, 1000, 128, ""},
+    {"", 2048, 1, 0, 3e-4, 2000, 250, 1000, 128, ""},  // every other preset, and --from-config
+};
+constexpr double kDefaultEpochs = 1.0;  // where there are no default steps
+
+[[noreturn]] __attribute__((format(printf, 1, 2))) void usage(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    std::string text = format_va(format, args);
+    va_end(args);
+    throw UsageError(text);
+}
+
+const Row* find_row(const std::string& name) {
+    for (const Row& row : kRows)
+        if (name == row.name) return &row;
+    return nullptr;
+}
+
+// Edit distance, for "did you mean".
+size_t distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+    for (size_t i = 1; i <= a.size(); ++i) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); ++j) {
+            const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row[b.size()];
+}
+
+std::string nearest_name(std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    std::string best = "help";
+    for (const Row& row : kRows)
+        if (distance(name, row.name) < distance(name, best)) best = row.name;
+    return best;
+}
+
+[[noreturn]] void unknown_option(const std::string& shown, const std::string& name, const std::string& where) {
+    usage("%sunknown option %s; did you mean --%s? --help lists all", where.c_str(), shown.c_str(), nearest_name(name).c_str());
+}
+
+bool in_list(const char* choices, const std::string& word) {
+    const std::string all = std::string("|") + choices + "|";
+    return !word.empty() && word.find('|') == std::string::npos && all.find("|" + word + "|") != std::string::npos;
+}
+
+template <typename T>
+bool read_number(const std::string& text, T& value) {
+    const char* first = text.c_str();
+    const char* last = first + text.size();
+    if (first != last && *first == '+') ++first;
+    const auto end = std::from_chars(first, last, value);
+    return end.ec == std::errc() && end.ptr == last && first != last;
+}
+
+// Bytes with an optional unit: powers of ten for kB, MB, GB, TB; powers of two for KiB, MiB, GiB, TiB.
+bool read_bytes(const std::string& text, long long& bytes) {
+    static constexpr struct { const char* unit; double factor; } kUnits[] = {
+        {"", 1}, {"B", 1}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12},
+        {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+    const size_t digits = text.find_first_not_of("0123456789.");
+    double number;
+    if (!read_number(text.substr(0, digits), number)) return false;
+    std::string unit = digits == std::string::npos ? "" : text.substr(digits);
+    if (!unit.empty() && unit[0] == ' ') unit.erase(0, 1);
+    for (const auto& u : kUnits) {
+        if (unit != u.unit) continue;
+        if (number * u.factor > 1e18) return false;
+        bytes = static_cast<long long>(number * u.factor);
+        return true;
+    }
+    return false;
+}
+
+std::string range_text(const Row& row) {
+    const std::string least = row.least == kTiny ? "above 0" : format("%.15g", row.least);
+    if (row.least == kTiny) return format("%s and at most %.15g", least.c_str(), row.most);
+    return format("between %s and %.15g", least.c_str(), row.most);
+}
+
+// Sets one option from its text. `shown` is how the user wrote the option, for messages.
+void set_value(Options& options, const Row& row, const std::string& text, const std::string& shown) {
+    const char* name = shown.c_str();
+    if (row.kind == Memory) {
+        if (!read_bytes(text, options.*std::get<long long Options::*>(row.target)))
+            usage("%s is `%s`; it must be bytes or a number with kB, MB, GB, KiB, MiB or GiB, such as 80GB", name, text.c_str());
+    } else if (row.kind == Flag) {
+        const bool yes = in_list("true|1|yes|on", text), no = in_list("false|0|no|off", text);
+        if (!yes && !no) usage("%s is `%s`; it is a switch: true or false", name, text.c_str());
+        options.*std::get<int Options::*>(row.target) = yes;
+    } else {
+        std::visit([&](auto member) {
+            using T = std::remove_reference_t<decltype(options.*member)>;
+            if constexpr (std::is_same_v<T, std::string>) {
+                if (row.choices && !in_list(row.choices, text)) usage("%s is `%s`; it must be one of %s", name, text.c_str(), row.choices);
+                // An empty word is an unset shell variable, except for a prompt.
+                if (text.empty() && strcmp(row.name, "prompt") != 0) usage("%s is empty; give a value or leave the option out", name);
+                options.*member = text;
+            } else {
+                T value{};
+                const char* what = std::is_floating_point_v<T> ? "number" : "whole number";
+                double as_double;
+                // A fraction or exponent given for a whole number parses as a number but not as this type: same message.
+                if (!read_number(text, value)) {
+                    if (!read_number(text, as_double) || !std::is_floating_point_v<T>) usage("%s is `%s`; it must be a %s %s", name, text.c_str(), what, range_text(row).c_str());
+                }
+                as_double = static_cast<double>(value);
+                if (!(as_double >= row.least && as_double <= row.most)) usage("%s is %s; it must be a %s %s", name, text.c_str(), what, range_text(row).c_str());
+                options.*member = value;
+            }
+        }, row.target);
+    }
+    if (row.instead && !in_list(row.only_value, text) && !(row.kind == Flag && options.*std::get<int Options::*>(row.target) == 0))
+        usage("%s%s is not available yet: %s", name, row.kind == Flag ? "" : (" " + text).c_str(), row.instead);
+}
+
+std::string value_text(const Options& options, const Row& row) {
+    if (row.kind == Flag) {
+        const int value = options.*std::get<int Options::*>(row.target);
+        return value < 0 ? "" : value ? "true" : "false";
+    }
+    return std::visit([&](auto member) -> std::string {
+        using T = std::remove_cv_t<std::remove_reference_t<decltype(options.*member)>>;
+        if constexpr (std::is_same_v<T, std::string>) return options.*member;
+        else if constexpr (std::is_same_v<T, double>) return format("%.6g", options.*member);
+        else return std::to_string(options.*member);
+    }, row.target);
+}
+
+// Overrides show nothing while unset; neither does the member of a pair of which the other is used.
+bool is_unset(const Options& options, const Row& row) {
+    const std::string name = row.name;
+    if (name == "preset") return !options.from_config.empty();
+    if (row.group == M && !options.given(row.name)) return true;
+    return (name == "steps" && options.steps == 0) || (name == "epochs" && options.epochs == 0.0) || (name == "show-batch" && options.show_batch < 0);
+}
+
+const TrainingDefaults& training_defaults(const Options& options) {
+    const TrainingDefaults* found = kTrainingDefaults;
+    while (found->preset[0] && (!options.from_config.empty() || options.preset != found->preset)) ++found;
+    return *found;
+}
+
+void read_config_file(Options& options, const std::string& path) {
+    std::ifstream file(path);
+    if (!file) usage("--config %s: cannot be opened: %s", path.c_str(), strerror(errno));
+    std::vector<CLI::ConfigItem> items;
+    try {
+        items = CLI::ConfigTOML().from_config(file);
+    } catch (const CLI::Error& error) {
+        usage("--config %s: %s", path.c_str(), error.what());
+    }
+    if (file.bad()) usage("--config %s: cannot be read; give a file, not a folder", path.c_str());
+    for (const CLI::ConfigItem& item : items) {
+        if (item.name == "++" || item.name == "--") continue;  // CLI11's marks for the start and end of a [section]
+        const std::string where = "--config " + path + ": ", shown = where + "`" + item.name + "`";
+        const Row* row = find_row(item.name);
+        if (!row) unknown_option("`" + item.name + "`", item.name, where);
+        if (!item.parents.empty()) usage("%s is in a section; the file holds plain `name = value` lines", shown.c_str());
+        if (strcmp(row->name, "config") == 0) usage("%s: a config file cannot name another", shown.c_str());
+        if (item.inputs.size() != 1) usage("%s has %zu values; it takes one (put text with spaces in quotes)", shown.c_str(), item.inputs.size());
+        Options::Source& source = options.sources[row - kRows];
+        if (source == Options::Source::ConfigFile) usage("%s is given twice", shown.c_str());
+        if (source == Options::Source::CommandLine) {
+            Options scratch = options;  // the command line wins, but a value that is nonsense is still said
+            set_value(scratch, *row, item.inputs[0], shown);
+            continue;
+        }
+        set_value(options, *row, item.inputs[0], shown);
+        source = Options::Source::ConfigFile;
+    }
+}
+
+// Fills what the user left open and the preset decides.
+void fill_defaults(Options& options) {
+    const TrainingDefaults& d = training_defaults(options);
+    const auto fill = [&](const char* name, auto& member, auto value) {
+        if (!options.given(name)) member = value;
+    };
+    fill("seq-len", options.seq_len, d.seq_len);
+    fill("micro-batch", options.micro_batch, d.micro_batch);
+    fill("lr", options.lr, d.lr);
+    fill("warmup", options.warmup, d.warmup);
+    fill("val-every", options.val_every, d.val_every);
+    fill("sample-every", options.sample_every, d.sample_every);
+    fill("sample-tokens", options.sample_tokens, d.sample_tokens);
+    fill("prompt", options.prompt, std::string(d.prompt));
+    fill("train-data", options.train_data, std::string("data/python-stdlib/train_*.bin"));
+    fill("val-data", options.val_data, std::string("data/python-stdlib/val_*.bin"));
+    fill("out", options.out, "runs/" + (options.from_config.empty() ? options.preset : std::string("custom")));
+    if (!options.given("steps") && !options.given("epochs")) {
+        options.steps = d.steps;
+        if (d.steps == 0) options.epochs = kDefaultEpochs;
+    }
+}
+
+// Rules between options.
+void check_pairs(const Options& options) {
+    static constexpr struct { const char *a, *b; } kExclusive[] = {{"steps", "epochs"}, {"preset", "from-config"}, {"tied", "untied"}};
+    for (const auto& pair : kExclusive)
+        if (options.given(pair.a) && options.given(pair.b)) usage("--%s and --%s exclude each other; give one of them", pair.a, pair.b);
+    if (options.given("steps") && options.given("warmup") && options.warmup > options.steps)
+        usage("--warmup %lld is longer than the run of --steps %lld; use at most %lld", options.warmup, options.steps, options.steps);
+}
+
+// CLI11 splits the command line into names and texts; the table does everything else. One handle a row, then --help's.
+std::vector<CLI::Option*> build_parser(CLI::App& app) {
+    std::vector<CLI::Option*> handles;
+    app.set_help_flag();  // --help is ours, so that it works the same on every rank
+    app.allow_extras();   // unknown options are ours too, for the suggestion
+    for (const Row& row : kRows) {
+        const std::string name = std::string("--") + row.name;
+        CLI::Option* option = row.kind == Flag ? app.add_flag(name) : app.add_option(name, [](const CLI::results_t&) { return true; });
+        handles.push_back(option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll));
+        if (row.kind != Flag) option->expected(1)->type_size(1);
+    }
+    handles.push_back(app.add_flag("-h,--help"));
+    return handles;
+}
+
+}  // namespace
+
+bool Options::given(const char* name) const {
+    const Row* row = find_row(strncmp(name, "--", 2) == 0 ? name + 2 : name);
+    if (!row) fail("there is no option `%s` in the table", name);
+    const size_t index = row - kRows;
+    return index < sources.size() && sources[index] != Source::Default;
+}
+
+LrSchedule::Kind Options::schedule_kind() const {
+    return schedule == "cosine" ? LrSchedule::Kind::Cosine : schedule == "linear" ? LrSchedule::Kind::Linear : schedule == "constant" ? LrSchedule::Kind::Constant : LrSchedule::Kind::Wsd;
+}
+
+Options parse_options(int argc, const char* const* argv) {
+    Options options;
+    options.sources.assign(kRowCount, Options::Source::Default);
+    CLI::App app;
+    const std::vector<CLI::Option*> handles = build_parser(app);
+    try {
+        app.parse(argc, const_cast<char**>(argv));
+    } catch (const CLI::Error& error) {
+        usage("%s; --help lists all options", error.what());
+    }
+    if (handles.back()->count() > 0) {
+        options.help = true;
+        return options;
+    }
+    for (const std::string& extra : app.remaining()) {
+        if (extra.empty() || extra[0] != '-') usage("`%s` is no option; options begin with --, and text with spaces needs quotes", extra.c_str());
+        const std::string shown = extra.substr(0, extra.find('='));  // --name=value
+        unknown_option(shown, shown.substr(std::min(shown.find_first_not_of('-'), shown.size())), "");
+    }
+    for (size_t i = 0; i < kRowCount; ++i) {
+        if (handles[i]->count() == 0) continue;
+        // The last of several wins, so that a recipe script can take further options; each is checked.
+        for (const std::string& text : handles[i]->results()) set_value(options, kRows[i], text, std::string("--") + kRows[i].name);
+        options.sources[i] = Options::Source::CommandLine;
+    }
+    if (options.given("config")) read_config_file(options, options.config);
+    const std::vector<std::string> presets = preset_names();
+    if (std::find(presets.begin(), presets.end(), options.preset) == presets.end()) {
+        try {
+            preset_config(options.preset);
+        } catch (const Error& error) {
+            usage("--preset: %s", error.what());
+        }
+    }
+    check_pairs(options);
+    fill_defaults(options);
+    return options;
+}
+
+std::string options_help() {
+    Options defaults;
+    defaults.sources.assign(kRowCount, Options::Source::Default);
+    fill_defaults(defaults);
+    std::string text =
+        "train_gpt: trains a Llama-style model from token shards.\n"
+        "  mpirun -np 4 ./train_gpt [options]     four ranks; plain ./train_gpt is one\n"
+        "Without options it trains preset tiny on data/python-stdlib. Defaults in [ ] are those of that preset.\n";
+    const char* group = nullptr;
+    for (const Row& row : kRows) {
+        if (row.group != group) text += format("\n%s\n", group = row.group);
+        std::string left = std::string("  --") + row.name;
+        if (row.choices) left += std::string(" ") + row.choices;
+        else if (row.kind == Memory) left += " BYTES";
+        else if (row.kind != Flag) left += std::holds_alternative<std::string Options::*>(row.target) ? " TEXT" : std::holds_alternative<double Options::*>(row.target) ? " X" : " N";
+        text += left.size() < 30 ? left + std::string(30 - left.size(), ' ') : left + "\n" + std::string(30, ' ');
+        text += row.help;
+        const std::string value = is_unset(defaults, row) || row.kind == Flag ? "" : value_text(defaults, row);
+        if (row.instead) text += *row.only_value ? format(" [%s; others are not available yet]", value.c_str()) : " (not available yet)";
+        else if (!value.empty()) text += " [" + value + "]";
+        text += "\n";
+    }
+    return text + "\n  -h, --help                  this text\n";
+}
+
+std::vector<OptionRow> option_rows(const Options& options) {
+    std::vector<OptionRow> rows;
+    for (size_t i = 0; i < kRowCount; ++i) {
+        const Row& row = kRows[i];
+        const Options::Source source = i < options.sources.size() ? options.sources[i] : Options::Source::Default;
+        if (source == Options::Source::Default && (is_unset(options, row) || (row.instead && !*row.only_value) || value_text(options, row).empty())) continue;
+        rows.push_back({row.group, row.name, value_text(options, row),
+                        source == Options::Source::Default ? "default" : source == Options::Source::ConfigFile ? "config file" : "command line"});
+    }
+    return rows;
+}
+
+ModelConfig model_config_from_options(const Options& o) {
+    ModelConfig config = o.from_config.empty() ? preset_config(o.preset) : config_from_json_file(o.from_config);
+    const struct { int value; int& field; } numbers[] = {
+        {o.num_layers, config.num_layers}, {o.channels, config.channels}, {o.num_heads, config.num_heads}, {o.num_kv_heads, config.num_kv_heads},
+        {o.head_dim, config.head_dim},     {o.ffn_dim, config.ffn_dim},   {o.vocab_size, config.vocab_size}, {o.max_seq_len, config.max_seq_len}};
+    for (const auto& number : numbers)
+        if (number.value > 0) number.field = number.value;
+    if (o.rope_theta > 0.0) config.rope_theta = o.rope_theta;
+    if (o.norm_eps > 0.0) config.norm_eps = static_cast<float>(o.norm_eps);
+    if (o.tied >= 0) config.tied = o.tied != 0;
+    if (o.untied >= 0) config.tied = o.untied == 0;
+    if (o.qkv_bias >= 0) config.qkv_bias = o.qkv_bias != 0;
+    if (o.qk_norm >= 0) config.qk_norm = o.qk_norm != 0;
+    try {
+        config.validate();
+    } catch (const Error& error) {
+        usage("the model (%s with the overrides of the command line): %s", config.name.c_str(), error.what());
+    }
+    if (o.seq_len > config.max_seq_len)
+        usage("--seq-len %d is longer than the model's longest sequence %d; use at most that, or raise --max-seq-len", o.seq_len, config.max_seq_len);
+    return config;
+}
+
+BatchPlan plan_batch(long long total_batch, int micro_batch, int seq_len, int ranks) {
+    const long long unit = static_cast<long long>(micro_batch) * seq_len * ranks;
+    BatchPlan plan;
+    if (total_batch > 0) {
+        if (total_batch % unit != 0) {
+            const long long below = total_batch / unit * unit, above = below + unit;
+            usage("total batch %lld is not a multiple of micro-batch %d x seq-len %d x %d ranks = %lld; try %s%lld", total_batch, micro_batch, seq_len, ranks, unit,
+                  below > 0 ? format("%lld or ", below).c_str() : "", above);
+        }
+        if (total_batch / unit > std::numeric_limits<int>::max()) usage("total batch %lld makes %lld micro-steps a step, more than an int holds; use a larger --micro-batch", total_batch, total_batch / unit);
+        plan.grad_accum = static_cast<int>(total_batch / unit);
+    }
+    plan.tokens_per_step = unit * plan.grad_accum;
+    plan.windows_per_step = plan.tokens_per_step / seq_len;
+    return plan;
+}
+
+long long total_steps(const Options& options, long long windows, long long windows_per_step) {
+    if (options.steps > 0) return options.steps;
+    const double steps = options.epochs * static_cast<double>(windows) / static_cast<double>(windows_per_step);
+    if (steps < 1.0)
+        usage("--epochs %g of %lld windows are less than one step of %lld windows; use at least --epochs %.4g", options.epochs, windows, windows_per_step,
+              static_cast<double>(windows_per_step) / static_cast<double>(windows));
+    return static_cast<long long>(std::min(steps, 1e15));
+}
+
+LrSchedule make_lr_schedule(const Options& options, long long steps) {
+    if (options.given("warmup") && options.warmup > steps)
+        usage("--warmup %lld is longer than the run of %lld steps; use at most %lld", options.warmup, steps, steps);
+    LrSchedule schedule;
+    schedule.kind = options.schedule_kind();
+    schedule.lr = options.lr;
+    schedule.steps = steps;
+    schedule.warmup = options.given("warmup") ? options.warmup : std::min(options.warmup, steps / 10);
+    schedule.final_lr_frac = options.final_lr_frac;
+    return schedule;
+}

@@ -1,0 +1,109 @@
+// Every option of the trainer, parsed and checked before anything is allocated. One table in options.cpp drives the parser, --help,
+// --config files and the start-up print.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llmc/lr_schedule.h"
+#include "llmc/model_config.h"
+
+struct Options {
+    // model
+    std::string preset = "tiny";
+    std::string model;        // Hugging Face folder to import
+    std::string from_config;  // Hugging Face config.json, random init
+    // Single overrides; 0, or -1 for the switches, means "as the preset or file says".
+    int num_layers = 0, channels = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0, ffn_dim = 0, vocab_size = 0, max_seq_len = 0;
+    double rope_theta = 0.0, norm_eps = 0.0;
+    int tied = -1, untied = -1, qkv_bias = -1, qk_norm = -1;
+
+    // data
+    std::string train_data, val_data;  // glob patterns
+    int seq_len = 0, micro_batch = 0;  // T, B
+    long long total_batch = 0;         // tokens a step over all ranks; 0 = one micro-step
+    uint64_t seed = 1;
+    long long show_batch = -1;         // step to show; -1 = none
+
+    // optimizer
+    long long steps = 0;               // exactly one of steps and epochs is set after parsing, the other is 0
+    double epochs = 0.0;
+    double lr = 0.0;
+    long long warmup = 0;              // see resolve_warmup()
+    std::string schedule = "cosine";
+    double final_lr_frac = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+    double clip = 1.0;                 // 0 = off
+    int max_skipped = 10;
+
+    // parallel
+    int zero_stage = 1;
+    double bucket_mb = 25.0;
+    int no_overlap = 0, sync_every_micro_step = 0, check_collectives = 0;
+    double comm_timeout = 600.0;       // seconds
+
+    // memory
+    long long device_memory = 0;       // bytes; 0 = all
+    std::string recompute = "none", grad_dtype = "bf16";
+    int lmhead_chunks = 1;
+
+    // evaluation
+    long long val_every = 0, val_batches = 0, sample_every = 0;  // steps (0 = only after the last step; sampling: never), micro-batches (0 = all)
+    int sample_tokens = 0, top_k = 0;
+    std::string prompt;
+    double temperature = 0.8, top_p = 1.0;
+
+    // run folder
+    std::string out;
+    long long save_every = 0;
+    double save_minutes = 30.0;
+    std::string save_mode = "stream", resume, allow_change;
+    int keep = 3;
+
+    // plan
+    int plan = 0, ranks = 0, grad_accum = 0;
+    double link = 0.0, params = 0.0, step_seconds = 0.0, price = 0.0;
+
+    // other
+    int generate = 0, profile = 0;
+    std::string config;
+
+    bool help = false;  // --help was given; nothing else was checked
+
+    // Where a value came from: one entry a row of the table.
+    enum class Source : unsigned char { Default, CommandLine, ConfigFile };
+    std::vector<Source> sources;
+    bool given(const char* name) const;  // the option was set by the user ("--lr" or "lr")
+
+    bool overlap() const { return no_overlap == 0; }
+    LrSchedule::Kind schedule_kind() const;
+};
+
+// Parses and checks everything that does not need the data or the number of ranks; fills what depends on the preset. Throws UsageError.
+Options parse_options(int argc, const char* const* argv);
+
+// The text of --help.
+std::string options_help();
+
+// One row of the start-up print.
+struct OptionRow { std::string group, name, value; const char* source; };
+std::vector<OptionRow> option_rows(const Options& options);
+
+// The model the options describe: preset or file, with the overrides applied and validated, its table long enough for --seq-len.
+ModelConfig model_config_from_options(const Options& options);
+
+// How a step is split: total_batch = micro_batch * seq_len * ranks * grad_accum tokens.
+struct BatchPlan {
+    int grad_accum = 1;                 // micro-steps
+    long long windows_per_step = 0;     // over all ranks
+    long long tokens_per_step = 0;      // over all ranks
+};
+// Throws UsageError with the nearest totals that divide.
+BatchPlan plan_batch(long long total_batch, int micro_batch, int seq_len, int ranks);
+
+// Steps of the run: --steps, or as many as --epochs give with this much data.
+long long total_steps(const Options& options, long long windows, long long windows_per_step);
+
+// The schedule of a run of that many steps. A --warmup longer than the run is refused; the default shrinks to a tenth of the run.
+LrSchedule make_lr_schedule(const Options& options, long long steps);
