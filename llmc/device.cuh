@@ -18,6 +18,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <library_types.h>
 #include <nvtx3/nvToolsExt.h>
 
 #include "llmc/error.h"

@@ -1,0 +1,152 @@
+// Philox against its published values, stochastic rounding, normal variates and the initial weights made of them.
+#include "dev/test/kernel_test.cuh"
+#include "llmc/init.cuh"
+#include "llmc/random.cuh"
+
+namespace {
+
+TEST(Philox, KnownAnswers) {
+    struct Case {
+        uint32_t counter[4];
+        uint32_t key[2];
+        uint32_t expected[4];
+    };
+    // Known-answer vectors of Random123, philox4x32 with 10 rounds.
+    const Case cases[] = {
+        {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    for (const Case& c : cases) {
+        const uint4 actual = philox(static_cast<unsigned long long>(c.key[1]) << 32 | c.key[0], make_uint4(c.counter[0], c.counter[1], c.counter[2], c.counter[3]));
+        EXPECT_EQ(actual.x, c.expected[0]);
+        EXPECT_EQ(actual.y, c.expected[1]);
+        EXPECT_EQ(actual.z, c.expected[2]);
+        EXPECT_EQ(actual.w, c.expected[3]);
+    }
+}
+
+TEST(Philox, CountersOfDifferentUsesDiffer) {
+    const auto words = [](uint4 c) { return std::vector<unsigned>{c.x, c.y, c.z, c.w}; };
+    const auto base = words(random_counter(RandomPurpose::kInit, 5, 6, 7));
+    EXPECT_NE(base, words(random_counter(RandomPurpose::kStochasticRounding, 5, 6, 7)));
+    EXPECT_NE(base, words(random_counter(RandomPurpose::kInit, 5 + (1ull << 32), 6, 7)));
+    EXPECT_NE(base, words(random_counter(RandomPurpose::kInit, 5, 7, 7)));
+    EXPECT_NE(base, words(random_counter(RandomPurpose::kInit, 5, 6, 8)));
+}
+
+TEST(StochasticRounding, ExactValuesStay) {
+    for (uint32_t bits = 0; bits < 65536; bits++) {
+        const bool nan = (bits & 0x7fff) > 0x7f80;
+        for (const unsigned noise : {0u, 1u, 0x7fffu, 0x8000u, 0xffffu}) ASSERT_EQ(stochastic_round_bits(bits << 16, noise), nan ? 0x7fffu : bits);
+    }
+}
+
+TEST(StochasticRounding, NoNoiseMakesFiniteInfinite) {
+    for (const uint32_t bits : {0x7f7f0001u, 0x7f7fffffu, 0xff7f0001u, 0xff7fffffu}) {
+        for (const unsigned noise : {0u, 0xffffu}) EXPECT_EQ(stochastic_round_bits(bits, noise), bits >> 16);
+    }
+    // A NaN whose payload is in the lower half only must not become an infinity.
+    EXPECT_EQ(stochastic_round_bits(0x7f800001u, 0), 0x7fffu);
+    EXPECT_EQ(stochastic_round_bits(0xffffffffu, 0xffffu), 0x7fffu);
+}
+
+TEST(StochasticRounding, MeanOverAllNoiseIsExact) {
+    std::mt19937 generator(2);
+    for (int i = 0; i < 40; i++) {
+        // Any sign, any finite magnitude below the largest bfloat16, subnormals too.
+        const uint32_t bits = (generator() & 0x80000000u) | generator() % 0x7f7f0000u;
+        double sum = 0;
+        for (unsigned noise = 0; noise < 65536; noise++) sum += float_of(stochastic_round_bits(bits, noise) << 16);
+        // The two neighbours differ by one bit of a bfloat16 and sum exactly in double up to 2^16 additions of 8-bit numbers.
+        ASSERT_EQ(sum / 65536, static_cast<double>(float_of(bits)));
+    }
+}
+
+__global__ void stochastic_store_kernel(__nv_bfloat16* out, const float* in, unsigned long long seed) {
+    const size_t vector = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const uint4 random = philox(seed, random_counter(RandomPurpose::kStochasticRounding, vector, 0, 0));
+    store8_stochastic(out + vector * kVector, load8(in), random);
+}
+
+TEST(StochasticRounding, UnbiasedInEveryLane) {
+    constexpr int kDraws = 65536;
+    // One ulp of a bfloat16 near 1 is 2^-7; the fractions of it below are the probabilities of rounding up.
+    const double fractions[8] = {0.5, 0.25, 0.001, 0.999, 0.1, 0.9, 1.0 / 3, 0.0};
+    std::vector<float> values;
+    for (int lane = 0; lane < 8; lane++) values.push_back(static_cast<float>((lane % 2 ? -1 : 1) * (1 + fractions[lane] * 0x1p-7)));
+    DeviceBuffer<float> in(values);
+    DeviceBuffer<__nv_bfloat16> out(static_cast<size_t>(kDraws) * 8);
+    launch(stochastic_store_kernel, kDraws / 256, 256, 0, test_stream(), out, in, 99ull);
+    const std::vector<double> actual = out.values();
+    for (int lane = 0; lane < 8; lane++) {
+        double sum = 0;
+        for (int draw = 0; draw < kDraws; draw++) sum += actual[static_cast<size_t>(draw) * 8 + lane];
+        const double sigma = 0x1p-7 * std::sqrt(fractions[lane] * (1 - fractions[lane]) / kDraws);
+        EXPECT_NEAR(sum / kDraws, values[lane], 5 * sigma) << "lane " << lane;
+    }
+}
+
+TEST(Init, NormalMoments) {
+    constexpr size_t kCount = 1 << 19;
+    const float std_dev = 0.02f;
+    DeviceBuffer<float> out(kCount);
+    init_normal(out.get(), kCount, 1234, 5, std_dev, test_stream());
+    const std::vector<double> values = out.values();
+    double moments[5] = {}, neighbours = 0;
+    size_t beyond[4] = {};
+    for (size_t i = 0; i < kCount; i++) {
+        const double z = values[i] / std_dev;
+        for (int power = 1; power <= 4; power++) moments[power] += std::pow(z, power) / kCount;
+        if (i > 0) neighbours += z * values[i - 1] / std_dev / kCount;
+        for (int k = 1; k < 4; k++) beyond[k] += std::abs(z) > k;
+        ASSERT_LE(std::abs(z), 5.78);
+    }
+    // Five standard errors of each: the variance of z^k over the sample is (2k-1)!! - mean^2.
+    const double n = std::sqrt(static_cast<double>(kCount));
+    EXPECT_NEAR(moments[1], 0, 5 * 1 / n);
+    EXPECT_NEAR(moments[2], 1, 5 * std::sqrt(2.0) / n);
+    EXPECT_NEAR(moments[3], 0, 5 * std::sqrt(15.0) / n);
+    EXPECT_NEAR(moments[4], 3, 5 * std::sqrt(96.0) / n);
+    EXPECT_NEAR(neighbours, 0, 5 * 1 / n);
+    for (int k = 1; k < 4; k++) {
+        const double p = std::erfc(k / std::sqrt(2.0));
+        EXPECT_NEAR(static_cast<double>(beyond[k]) / kCount, p, 5 * std::sqrt(p * (1 - p)) / n) << k << " sigma";
+    }
+}
+
+TEST(Init, DependsOnSeedParameterAndElementOnly) {
+    const auto make = [](size_t n, unsigned long long seed, unsigned long long parameter) {
+        DeviceBuffer<floatX> out(n);
+        init_normal(out.get(), n, seed, parameter, 0.02f, test_stream());
+        return out.download();
+    };
+    const auto different = [](const std::vector<floatX>& a, const std::vector<floatX>& b) {
+        size_t count = 0;
+        for (size_t i = 0; i < b.size(); i++) count += to_double(a[i]) != to_double(b[i]);
+        return count;
+    };
+    const std::vector<floatX> base = make(4104, 1, 2);
+    EXPECT_EQ(different(base, make(4104, 1, 2)), 0u);
+    EXPECT_EQ(different(base, make(8, 1, 2)), 0u);  // a shorter parameter begins alike
+    // Two bfloat16 draws agree by chance in under 2 % of the elements.
+    EXPECT_GT(different(base, make(4104, 2, 2)), 3900u);
+    EXPECT_GT(different(base, make(4104, 1, 3)), 3900u);
+    EXPECT_GT(different(base, make(4104, 1 + (1ull << 32), 2)), 3900u);
+}
+
+TEST(Init, FillAndCopy) {
+    for (const size_t n : {size_t{8}, size_t{24}, size_t{2048}, size_t{2056}}) {
+        DeviceBuffer<floatX> out(n);
+        fill(out.get(), n, 1.5f, test_stream());
+        for (const double value : out.values()) ASSERT_EQ(value, 1.5);
+        const std::vector<double> source = random_values<floatX>(n, 7);
+        DeviceBuffer<floatX> in(to_storage<floatX>(source));
+        DeviceBuffer<float> copied(n);
+        copy_to_float(copied.get(), in.get(), n, test_stream());
+        EXPECT_EQ(copied.values(), source);
+    }
+    fill(static_cast<floatX*>(nullptr), 0, 1.0f, test_stream());  // nothing to do, nothing launched
+}
+
+}  // namespace
