@@ -103,13 +103,32 @@ public:
         d_qk_ = config.qk_norm ? activation("d normalised q and k", N * QK) : nullptr;
         size_t scratch = std::max(rmsnorm_backward_scratch_count(N, C), attention_backward_scratch_count(attention_args(layers_[0], B, T)));
         if (config.qkv_bias) scratch = std::max(scratch, bias_backward_scratch_count(N, QKV));
-        if (config.qk_norm) scratch = std::max(scratch, qk_norm_backward_scratch_count(N, NH, NKV, HD));
+        if (config.qk_norm) scratch = std::max(scratch, qk_norm_backward_scratch_count(N, HD));
         scratch_ = statistic("scratch", scratch);
 
         const std::vector<float> table_host = rope_table(T, config.head_dim, config.rope_theta, config.rope_scaling);
         rope_table_ = memory.allocate<float>("other", "RoPE table", table_host.size());
         CUDA_CHECK(cudaMemcpyAsync(rope_table_, table_host.data(), table_host.size() * sizeof(float), cudaMemcpyHostToDevice, stream_));
         CUDA_CHECK(cudaStreamSynchronize(stream_));  // table_host leaves scope
+    }
+
+    // Has the library choose an algorithm for every product of a training micro-batch, without computing anything. `params` is any parameter memory.
+    void choose_products(const floatX* params) {
+        const int N = B_ * T_, C = config_.channels, F = config_.ffn_dim, width = config_.num_heads * config_.head_dim;
+        const int QKV = (config_.num_heads + 2 * config_.num_kv_heads) * config_.head_dim;
+        floatX* gradients = d_wide_;  // addresses only; nothing is written
+        const auto choose = [&](int in, int out, const floatX* bias) {
+            matmul_forward(matmuls_, d_wide_, d_wide_, params, bias, N, in, out, stream_);
+            matmul_backward_input(matmuls_, d_wide_, d_wide_, params, N, in, out, stream_);
+            matmul_backward_weight(matmuls_, gradients, d_wide_, d_wide_, N, in, out, stream_);
+        };
+        matmuls_.plan_only = true;
+        choose(C, QKV, config_.qkv_bias ? params : nullptr);
+        choose(width, C, nullptr);
+        choose(C, 2 * F, nullptr);
+        choose(F, C, nullptr);
+        choose(C, config_.padded_vocab(), nullptr);
+        matmuls_.plan_only = false;
     }
 
     int micro_batch() const { return B_; }

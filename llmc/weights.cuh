@@ -14,7 +14,7 @@ inline void load_parameters(ZeroEngine& zero, const ParamTable& table, const Saf
         file.get(p.name, shape);
         const std::vector<float> values = file.floats(p.name);
         std::vector<floatX> stored(values.size());
-        for (size_t i = 0; i < values.size(); ++i) stored[i] = from_float<floatX>(values[i]);
+        for (size_t i = 0; i < values.size(); ++i) stored[i] = static_cast<floatX>(values[i]);
         CUDA_CHECK(cudaMemcpyAsync(zero.parameter_address(p), stored.data(), stored.size() * sizeof(floatX), cudaMemcpyHostToDevice, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));  // `stored` leaves scope
     }

@@ -26,6 +26,7 @@
 #include "llmc/init.cuh"
 #include "llmc/param_table.h"
 #include "llmc/reduce.cuh"
+#include "llmc/stall_timer.cuh"
 #include "llmc/step_state.cuh"
 
 struct ZeroConfig {
@@ -59,7 +60,7 @@ public:
           layout_(make_flat_layout(table, comm.size(), config.bucket_mb, sizeof(floatX))),
           reduce_every_micro_step_(config.stage >= 2 || config.sync_every_micro_step),
           gather_events_(layout_.buckets.size()), buffer_events_(kRotatingBuffers), bucket_buffer_(layout_.buckets.size()),
-          units_left_(layout_.buckets.size()) {
+          units_left_(layout_.buckets.size()), gather_pending_(layout_.buckets.size(), false), stalls_(compute) {
         CHECK(config.stage >= 0 && config.stage <= 2, "ZeRO stage %d is not available; use 0, 1 or 2", config.stage);
         communicate_ = compute_;
         if (config.overlap) {
@@ -114,11 +115,18 @@ public:
     const FlatLayout& layout() const { return layout_; }
     const ZeroConfig& config() const { return config_; }
     cudaStream_t communication_stream() const { return communicate_; }
+    // Where the compute stream waits for communication; begin_step() and total_ms() are the trainer's.
+    StallTimer& stalls() { return stalls_; }
 
     // ---- parameters -----------------------------------------------------------------------------------------------------------
     // First element of the unit's parameters, usable by work queued on the compute stream from now on.
     const floatX* acquire_params(int unit) {
-        gather_events_[layout_.bucket_of_unit[unit]].wait(compute_);
+        const int b = layout_.bucket_of_unit[unit];
+        if (gather_pending_[b]) {
+            const StallTimer::Section stall(stalls_);
+            gather_events_[b].wait(compute_);
+            gather_pending_[b] = false;
+        }
         return params_ + layout_.unit_begin[unit];
     }
 
@@ -188,22 +196,27 @@ public:
     // After the last micro-step: norm of the averaged gradient, clip or skip, AdamW on what this rank owns, parameters to everybody.
     // state->loss_sum holds this rank's sum of losses; afterwards state->loss is the global mean.
     void update(StepState* state) {
-        order(compute_, communicate_);  // loss_sum is complete
-        double* own = rank_sums_ + 2 * comm_.size();
-        sum_partials(own, partials_, partials_count_, communicate_);
-        CUDA_CHECK(cudaMemcpyAsync(own + 1, &state->loss_sum, sizeof(double), cudaMemcpyDeviceToDevice, communicate_));
-        comm_.all_gather(rank_sums_, own, 2, communicate_);
-        decide_step(state, rank_sums_, comm_.size(), config_.beta1, config_.beta2, communicate_);
-        order(communicate_, compute_);
+        {
+            const StallTimer::Section stall(stalls_);
+            order(compute_, communicate_);  // loss_sum is complete
+            double* own = rank_sums_ + 2 * comm_.size();
+            sum_partials(own, partials_, partials_count_, communicate_);
+            CUDA_CHECK(cudaMemcpyAsync(own + 1, &state->loss_sum, sizeof(double), cudaMemcpyDeviceToDevice, communicate_));
+            comm_.all_gather(rank_sums_, own, 2, communicate_);
+            decide_step(state, rank_sums_, comm_.size(), config_.beta1, config_.beta2, communicate_);
+            order(communicate_, compute_);
+        }
         for (size_t b = 0; b < layout_.buckets.size(); ++b) {  // in the order the next forward needs them
             const Bucket& bucket = layout_.buckets[b];
             const Owned owned = owned_by_this_rank(b);
             adamw_update(params_ + owned.begin, master_ + owned.state_begin, m_ + owned.state_begin, v_ + owned.state_begin, owned.gradients, decay_map_, owned.begin,
                          owned.count, state, config_.beta1, config_.beta2, config_.eps, config_.weight_decay, compute_);
             if (config_.stage == 0) continue;  // every rank updated everything
+            const StallTimer::Section stall(stalls_);
             order(compute_, communicate_);
             comm_.all_gather_in_place(params_ + bucket.begin, bucket.slice_count, communicate_);
             gather_events_[b].record(communicate_);
+            gather_pending_[b] = true;
         }
     }
 
@@ -282,6 +295,7 @@ private:
     // rank's slice for the norm.
     void reduce_bucket(int b) {
         const Bucket& bucket = layout_.buckets[b];
+        const StallTimer::Section stall(stalls_);
         order(compute_, communicate_);
         if (reduce_every_micro_step_) {
             floatX* slice = micro_step_ == 0 ? reduced_slice(b) : shard_staging_;
@@ -337,6 +351,8 @@ private:
     OrderEvent tied_buffer_event_, order_event_;
     std::vector<floatX*> bucket_buffer_;     // this micro-step's buffer of a bucket
     std::vector<int> units_left_;
+    std::vector<bool> gather_pending_;       // the compute stream has not yet waited for the bucket's gather
+    StallTimer stalls_;
     int next_rotating_ = 0, micro_step_ = 0;
     const StepState* state_ = nullptr;
 };

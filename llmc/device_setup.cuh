@@ -1,0 +1,61 @@
+// Choosing this rank's device before anything is allocated, and measuring what its matrix products can reach.
+#pragma once
+
+#include <string>
+
+#include "llmc/comm.cuh"
+#include "llmc/device.cuh"
+#include "llmc/device_memory.cuh"
+#include "llmc/matmul.cuh"
+#include "llmc/process.h"
+
+// Gives each rank of a host a device of its own and returns its description. Throws Error when there is no device, when it is older than sm_80, or when
+// two ranks would share one GPU, which NCCL cannot do (collectives over MPI can: hostcuda, or a GPU build with NCCL=mpi).
+inline std::string select_device(const Process& process) {
+    int devices = 0;
+    const cudaError_t status = cudaGetDeviceCount(&devices);
+    CHECK(status == cudaSuccess && devices > 0, "no CUDA device was found (%s): run on a machine with an NVIDIA GPU and its driver, or build for the CPU with make DEVICE=cpu",
+          status == cudaSuccess ? "the driver reports none" : cudaGetErrorString(status));
+#ifdef NCCL_OVER_MPI
+    const bool may_share = true;
+#else
+    const bool may_share = false;
+#endif
+    CHECK(may_share || process.local_rank < devices,
+          "rank %d is number %d of %d ranks on %s, which has %d GPU(s): NCCL needs a GPU for every rank; start at most %d ranks on this host (for a test of several ranks on one "
+          "GPU build with make NCCL=mpi)", process.rank, process.local_rank, process.local_ranks, process.host.c_str(), devices, devices);
+    const int device = process.local_rank % devices;
+    CUDA_CHECK(cudaSetDevice(device));
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    CHECK(properties.major >= 8, "device %d is a %s (sm_%d%d): bf16 and asynchronous copies need sm_80 (A100, RTX 30xx) or newer", device, properties.name, properties.major,
+          properties.minor);
+    return properties.name;
+}
+
+// FLOP/s of square products in floatX on this device as it is now; grows the size until one takes 5 ms, so that it costs little anywhere.
+inline double measure_product_flops(MatmulContext& matmuls, cudaStream_t stream) {
+    cudaEvent_t start, stop;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    double best = 0;
+    for (int n = 512; n <= 8192; n *= 2) {
+        DeviceMemory memory;
+        const size_t count = static_cast<size_t>(n) * n;
+        floatX* matrices = memory.allocate<floatX>("other", "matrices of the speed measurement", 3 * count);
+        CUDA_CHECK(cudaMemsetAsync(matrices, 0, 3 * count * sizeof(floatX), stream));
+        float ms = 0;
+        for (int repetition = 0; repetition < 3; ++repetition) {  // the first one warms up
+            CUDA_CHECK(cudaEventRecord(start, stream));
+            matmul_forward(matmuls, matrices, matrices + count, matrices + 2 * count, nullptr, n, n, n, stream);
+            CUDA_CHECK(cudaEventRecord(stop, stream));
+            CUDA_CHECK(cudaStreamSynchronize(stream));
+            CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+            if (repetition > 0 && ms > 0) best = std::max(best, 2.0 * n * n * n / (ms * 1e-3));
+        }
+        if (ms > 5) break;
+    }
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(stop));
+    return best;
+}

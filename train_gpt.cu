@@ -1,0 +1,517 @@
+// train_gpt: trains a GPT/Llama-style language model, on one GPU, many, or none.
+//
+//   make train_gpt && mpirun -np 4 ./train_gpt            (all options: ./train_gpt --help)
+//
+// This file is the recipe of a run and the table of contents of the program: what happens when, and above each include what it brings.
+
+// Error, fail, CHECK, format
+#include "llmc/error.h"
+// Process, start_processes, run_on_all_ranks, gather_texts, broadcast_bytes, run_main
+#include "llmc/process.h"
+// ModelConfig, preset_config, config_from_json_file
+#include "llmc/model_config.h"
+// Options, parse_options, options_help, option_rows, plan_batch, total_steps, make_lr_schedule
+#include "llmc/options.h"
+// LrSchedule: the learning rate of a step
+#include "llmc/lr_schedule.h"
+// DataLoader, ValLoader, sort_positions: batches from token shards
+#include "llmc/data_loader.h"
+// DecodeTable: token ids to text
+#include "llmc/decode_table.h"
+// sample_token, uniform_from_keys
+#include "llmc/sampler.h"
+// RunFolder, MetricsWriter, TrainMetrics
+#include "llmc/metrics.h"
+// Report, step_line, flops_per_token, datasheet_flops
+#include "llmc/report.h"
+// floatX, launch, Float8, reductions: what every kernel stands on
+#include "llmc/device.cuh"
+// DeviceMemory (named allocations with a budget), PinnedArray
+#include "llmc/device_memory.cuh"
+// select_device, measure_product_flops
+#include "llmc/device_setup.cuh"
+// Communicator (reduce-scatter, all-gather over NCCL), wait_for_event
+#include "llmc/comm.cuh"
+// StepState and the kernels that fill it: count_valid_targets, set_inv_valid, decide_step
+#include "llmc/step_state.cuh"
+// matmul_forward, matmul_backward_input, matmul_backward_weight, bias_backward: every product, over cuBLASLt
+#include "llmc/matmul.cuh"
+// attention_forward, attention_backward
+#include "llmc/attention.cuh"
+// embedding_forward, embedding_backward
+#include "llmc/embedding.cuh"
+// rmsnorm_forward, fused_residual_rmsnorm_forward, rmsnorm_backward
+#include "llmc/rmsnorm.cuh"
+// qk_norm_forward, qk_norm_backward
+#include "llmc/qk_norm.cuh"
+// rope_table, rope_forward, rope_backward
+#include "llmc/rope.cuh"
+// swiglu_forward, swiglu_backward
+#include "llmc/swiglu.cuh"
+// cross_entropy: loss, and logit gradients in place
+#include "llmc/cross_entropy.cuh"
+// adamw_update
+#include "llmc/adamw.cuh"
+// sum_of_squares: the global gradient norm
+#include "llmc/global_norm.cuh"
+// accumulate_gradient: a later micro-step's gradients, with stochastic rounding (llmc/random.cuh)
+#include "llmc/accumulate.cuh"
+// init_normal, fill, copy_to_float
+#include "llmc/init.cuh"
+// ParamTable, FlatLayout: every parameter, its unit, its bucket
+#include "llmc/param_table.h"
+// ZeroEngine: who holds which slice, what crosses the wire when (llmc/stall_timer.cuh measures the waiting)
+#include "llmc/zero.cuh"
+// Model: activations, forward, backward
+#include "llmc/model.cuh"
+// load_parameters, read_floats: between host tensors and the flat buffer
+#include "llmc/weights.cuh"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+// What the host decides about a step before it is queued.
+struct StepInputs {
+    long long step = 0;
+    double lr = 0;
+    double max_norm = 0;  // clip; 0 = off
+    unsigned long long seed = 0;
+    int slot = 0;         // 0 or 1: steps are queued one ahead of the host, so two of everything the host touches
+};
+
+// Token ids of `count` positions in pinned memory, from where they can be copied while the host goes on.
+class HostBatch {
+public:
+    explicit HostBatch(size_t count) : count_(count), ids_(3 * count) {}
+    BatchBuffers buffers() { return {ids_.data(), ids_.data() + count_, ids_.data() + 2 * count_}; }
+    size_t count() const { return count_; }
+
+private:
+    size_t count_;
+    PinnedArray<int> ids_;
+};
+
+// Everything on the device, and the recipe of one step.
+struct Trainer {
+    const Communicator& comm;
+    const ModelConfig config;
+    const ParamTable table;
+    const int B, T, micro_steps;
+    cudaStream_t stream;
+    DeviceMemory memory;
+    MatmulContext matmuls;
+    ZeroEngine zero;
+    Model model;
+    StepState* state;                                  // in device memory
+    int *inputs, *targets, *sorted_positions;          // (micro_steps, B, T) each
+    double* eval_sums;                                 // (N + 1, 2): loss sum and valid tokens of each rank, then this rank's own
+    PinnedArray<StepState> host_states{2}, read_back{2};
+    cudaEvent_t step_done[2], ids_copied;
+
+    Trainer(const Communicator& comm, const ModelConfig& config, const ZeroConfig& zero_config, int B, int T, size_t device_memory_bytes)
+        : comm(comm), config(config), table(make_param_table(config)), B(B), T(T), micro_steps(zero_config.micro_steps), stream(make_stream()), memory(device_memory_bytes),
+          matmuls(memory.allocate<unsigned char>("other", "workspace of products", kMatmulWorkspaceBytes)), zero(table, comm, zero_config, memory, stream), model(config, table, B, T, memory, matmuls, stream) {
+        state = memory.allocate<StepState>("other", "step state", 1);
+        CUDA_CHECK(cudaMemsetAsync(state, 0, sizeof(StepState), stream));
+        const size_t count = tokens_per_step();
+        inputs = memory.allocate<int>("other", "token ids", 3 * count);
+        targets = inputs + count;
+        sorted_positions = targets + count;
+        eval_sums = memory.allocate<double>("other", "evaluation sums", 2 * (comm.size() + 1));
+        for (cudaEvent_t* event : {&step_done[0], &step_done[1], &ids_copied}) CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    }
+    Trainer(const Trainer&) = delete;
+    Trainer& operator=(const Trainer&) = delete;
+    ~Trainer() {
+        for (cudaEvent_t event : {step_done[0], step_done[1], ids_copied}) cudaEventDestroy(event);
+        cudaStreamDestroy(stream);
+    }
+
+    // Tokens this rank computes in a step.
+    size_t tokens_per_step() const { return static_cast<size_t>(micro_steps) * B * T; }
+
+    // Queues the copy of `count` positions; ids_copied tells when `batch` may be filled again. sorted_positions may be missing.
+    void copy_ids(const BatchBuffers& batch, size_t count) {
+        CUDA_CHECK(cudaMemcpyAsync(inputs, batch.inputs, count * sizeof(int), cudaMemcpyHostToDevice, stream));
+        CUDA_CHECK(cudaMemcpyAsync(targets, batch.targets, count * sizeof(int), cudaMemcpyHostToDevice, stream));
+        if (batch.sorted_positions) CUDA_CHECK(cudaMemcpyAsync(sorted_positions, batch.sorted_positions, count * sizeof(int), cudaMemcpyHostToDevice, stream));
+        CUDA_CHECK(cudaEventRecord(ids_copied, stream));
+    }
+
+    // Queues one optimizer step; the host waits for nothing. Its results come to read_back[slot] when step_done[slot] has happened.
+    void queue_step(const StepInputs& step, const BatchBuffers& batch) {
+        const NvtxRange range("step");
+        StepState& host = host_states[step.slot];
+        host.lr = static_cast<float>(step.lr);
+        host.max_norm = static_cast<float>(step.max_norm);
+        host.step = step.step;
+        host.seed = step.seed;
+        CUDA_CHECK(cudaMemcpyAsync(state, &host, offsetof(StepState, valid_tokens), cudaMemcpyHostToDevice, stream));
+        copy_ids(batch, tokens_per_step());
+        zero.stalls().begin_step(step.slot);
+
+        // The loss is the mean over all valid targets of the global batch, so they are counted before the first gradient.
+        count_valid_targets(&state->valid_tokens, targets, tokens_per_step(), stream);
+        zero.all_reduce_counts(&state->valid_tokens, 1);
+        set_inv_valid(state, stream);
+        for (int micro_step = 0; micro_step < micro_steps; ++micro_step) {
+            const size_t first = static_cast<size_t>(micro_step) * B * T;
+            zero.begin_micro_step(micro_step, state);
+            model.forward(zero, inputs + first, B, T);
+            model.loss_and_logit_gradients(targets + first, &state->inv_valid_tokens, B, T);
+            model.add_losses(&state->loss_sum, micro_step == 0, B, T);
+            model.backward(zero, inputs + first, sorted_positions + first);
+        }
+        zero.update(state);
+
+        CUDA_CHECK(cudaMemcpyAsync(&read_back[step.slot], state, sizeof(StepState), cudaMemcpyDeviceToHost, stream));
+        CUDA_CHECK(cudaEventRecord(step_done[step.slot], stream));
+    }
+
+    // The state as it is after all that is queued; waits.
+    StepState read_state() {
+        StepState result;
+        zero.synchronize();
+        CUDA_CHECK(cudaMemcpyAsync(&read_back[0], state, sizeof(StepState), cudaMemcpyDeviceToHost, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        result = read_back[0];
+        return result;
+    }
+
+    // Collective: rank 0 chooses an algorithm for every product of the model, everybody takes its choices: the same sums on all ranks.
+    void choose_products(const Process& process) {
+        std::vector<unsigned char> choices;
+        if (process.rank == 0) {
+            model.choose_products(zero.params());
+            choices = matmuls.export_choices();
+        }
+        broadcast_bytes(process, &choices);
+        if (process.rank != 0) matmuls.import_choices(choices);
+    }
+
+private:
+    static cudaStream_t make_stream() {
+        cudaStream_t stream = nullptr;
+        CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        return stream;
+    }
+};
+
+struct Evaluation {
+    double loss = 0;       // mean over the valid targets, nats
+    long long tokens = 0;  // valid targets
+};
+
+// Mean loss over exactly the loader's validation windows. Collective; every rank gets the same.
+static Evaluation evaluate(Trainer& trainer, const ValLoader& loader, double timeout_seconds) {
+    const NvtxRange range("evaluate");
+    const int ranks = trainer.comm.size();
+    const size_t count = static_cast<size_t>(trainer.B) * trainer.T;
+    HostBatch batch(count);
+    BatchBuffers buffers = batch.buffers();
+    buffers.sorted_positions = nullptr;
+    PinnedArray<double> sums(2 * ranks + 1);
+    double* own = trainer.eval_sums + 2 * ranks;
+    long long valid = 0;
+    for (long long step = 0; step < loader.num_steps(); ++step) {
+        valid += loader.fill(step, buffers.inputs, buffers.targets);
+        trainer.copy_ids(buffers, count);
+        trainer.model.forward(trainer.zero, trainer.inputs, trainer.B, trainer.T);
+        trainer.model.loss_only(trainer.targets, trainer.B, trainer.T);
+        trainer.model.add_losses(own, step == 0, trainer.B, trainer.T);
+        wait_for_event(trainer.ids_copied, trainer.comm, timeout_seconds, "a validation batch");  // before it is filled again
+    }
+    sums[2 * ranks] = static_cast<double>(valid);
+    CUDA_CHECK(cudaMemcpyAsync(own + 1, &sums[2 * ranks], sizeof(double), cudaMemcpyHostToDevice, trainer.stream));
+    trainer.zero.all_gather_doubles(trainer.eval_sums, own, 2);
+    CUDA_CHECK(cudaMemcpyAsync(&sums[0], trainer.eval_sums, 2 * ranks * sizeof(double), cudaMemcpyDeviceToHost, trainer.stream));
+    CUDA_CHECK(cudaEventRecord(trainer.ids_copied, trainer.stream));
+    wait_for_event(trainer.ids_copied, trainer.comm, timeout_seconds, "the sums of an evaluation");
+    double loss_sum = 0, tokens = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+        loss_sum += sums[2 * rank];
+        tokens += sums[2 * rank + 1];
+    }
+    return {tokens > 0 ? loss_sum / tokens : 0.0, static_cast<long long>(tokens)};
+}
+
+// Text that the model continues `prompt` with. Runs on one rank alone: stages 0 to 2 hold all parameters everywhere. Each token is a full forward
+// pass over the last T tokens.
+static std::string sample_text(Trainer& trainer, const DecodeTable& decode, const Options& options, long long step) {
+    const NvtxRange range("sample");
+    const int T = trainer.T, V = std::min(trainer.config.vocab_size, decode.vocab_size());
+    const SamplerConfig config = {options.temperature, options.top_k, options.top_p};
+    std::vector<int> ids = decode.encode(options.prompt);
+    ids.insert(ids.begin(), decode.end_of_text());  // a document begins after the end of another
+    const size_t prompt_count = ids.size();
+    HostBatch batch(T);
+    BatchBuffers buffers = batch.buffers();
+    buffers.sorted_positions = nullptr;
+    std::fill(buffers.targets, buffers.targets + T, -1);
+    for (int i = 0; i < options.sample_tokens; ++i) {
+        const int known = static_cast<int>(std::min<size_t>(ids.size(), T));
+        std::fill(std::copy(ids.end() - known, ids.end(), buffers.inputs), buffers.inputs + T, 0);
+        trainer.copy_ids(buffers, T);
+        trainer.model.forward(trainer.zero, trainer.inputs, 1, T);
+        const floatX* row = trainer.model.logits() + static_cast<size_t>(known - 1) * trainer.config.padded_vocab();
+        const std::vector<float> logits = read_floats(row, V, trainer.stream);
+        ids.push_back(sample_token(logits, config, uniform_from_keys(options.seed, step, i)));
+        if (ids.back() == decode.end_of_text()) break;
+    }
+    return decode.decode(std::vector<int>(ids.begin() + prompt_count, ids.end()));
+}
+
+#ifndef LLMZERO_NO_MAIN
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// A run
+
+// What a run is, agreed by all ranks before anything is allocated on the device.
+struct RunPlan {
+    Options options;
+    ModelConfig config;
+    BatchPlan batch;
+    long long steps = 0;
+    LrSchedule schedule;
+    ZeroConfig zero;
+    std::unique_ptr<ValLoader> val_loader;
+    std::string decode_path;  // "" if there is no decode table beside the shards
+};
+
+static std::string folder_of(const std::string& path) {
+    const size_t slash = path.rfind('/');
+    return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+static LoaderSettings loader_settings(const RunPlan& plan, const Process& process) {
+    LoaderSettings settings;
+    settings.micro_batch = plan.options.micro_batch;
+    settings.seq_len = plan.options.seq_len;
+    settings.grad_accum = plan.batch.grad_accum;
+    settings.rank = process.rank;
+    settings.ranks = process.ranks;
+    settings.vocab_size = plan.config.vocab_size;
+    settings.seed = plan.options.seed;
+    return settings;
+}
+
+static ZeroConfig zero_config(const Options& options, int micro_steps) {
+    ZeroConfig config;
+    config.stage = options.zero_stage;
+    config.bucket_mb = options.bucket_mb;
+    config.overlap = options.overlap();
+    config.sync_every_micro_step = options.sync_every_micro_step != 0;
+    config.micro_steps = micro_steps;
+    config.beta1 = options.beta1;
+    config.beta2 = options.beta2;
+    config.eps = options.eps;
+    config.weight_decay = options.weight_decay;
+    return config;
+}
+
+static void print_start(const RunPlan& plan, const Process& process, const Trainer& trainer, const DataLoader& loader, const std::vector<std::string>& ranks,
+                        double product_flops) {
+    const Options& options = plan.options;
+    const ModelConfig& c = plan.config;
+    const FlatLayout& layout = trainer.zero.layout();
+    Report report;
+    report.title("llm.zero");
+    std::string group, line;
+    for (const OptionRow& row : option_rows(options)) {
+        if (row.group != group && !line.empty()) report.row(group.c_str(), "%s", line.c_str());
+        if (row.group != group) line.clear();
+        group = row.group;
+        line += (line.empty() ? "" : "  ") + row.name + "=" + row.value;
+    }
+    if (!line.empty()) report.row(group.c_str(), "%s", line.c_str());
+    report.title("ranks");
+    for (int rank = 0; rank < process.ranks; ++rank) report.row(format("rank %d", rank).c_str(), "%s", ranks[rank].c_str());
+    report.row("collectives", "NCCL_ALGO=%s, %s", getenv("NCCL_ALGO"), options.overlap() ? "beside the computation" : "between computations");
+    report.title("model");
+    report.row("shape", "%s: %d layers, %d channels, %d heads, %d KV heads, head_dim %d, ffn %d, vocabulary %d (padded %d)%s%s%s", c.name.c_str(), c.num_layers, c.channels,
+               c.num_heads, c.num_kv_heads, c.head_dim, c.ffn_dim, c.vocab_size, c.padded_vocab(), c.tied ? ", tied head" : "", c.qkv_bias ? ", QKV bias" : "",
+               c.qk_norm ? ", QK-norm" : "");
+    report.row("parameters", "%s (%zu) in %s, %zu units, %zu buckets of up to %s", format_count(trainer.table.parameter_count()).c_str(), trainer.table.parameter_count(),
+               sizeof(floatX) == 2 ? "bf16" : "fp32", trainer.table.units.size(), layout.buckets.size(), format_bytes(layout.max_bucket_count * sizeof(floatX)).c_str());
+    report.row("sharded", "%s", options.zero_stage == 0 ? "stage 0: nothing" : options.zero_stage == 1 ? "stage 1: optimizer state" : "stage 2: gradients and optimizer state");
+    report.title("batch");
+    report.row("tokens a step", "%lld = micro-batch %d x seq-len %d x %d micro-steps x %d ranks", plan.batch.tokens_per_step, options.micro_batch, options.seq_len,
+               plan.batch.grad_accum, process.ranks);
+    report.row("steps", "%lld (%.2f epochs)", plan.steps, static_cast<double>(plan.steps) * loader.windows_per_step() / loader.windows());
+    report.title("data");
+    report.row("training", "%zu tokens in %zu shards, %lld windows an epoch, %lld tokens dropped at shard ends, fingerprint %s", loader.shards().count,
+               loader.shards().shards.size(), loader.windows(), loader.dropped_tokens(), data_fingerprint(loader.shards()).c_str());
+    if (plan.val_loader) {
+        report.row("validation", "%zu tokens in %zu shards, %lld of %lld windows", plan.val_loader->shards().count, plan.val_loader->shards().shards.size(),
+                   plan.val_loader->num_windows(), plan.val_loader->windows());
+    }
+    report.title("device memory of a rank");
+    for (const char* category : {"parameters", "gradients", "optimizer", "activations", "other"}) {
+        report.row(category, "%s", format_bytes(trainer.memory.category_bytes(category)).c_str());
+    }
+    report.row("together", "%s", format_bytes(trainer.memory.total_bytes()).c_str());
+    report.row("matrix products", "%.1f GFLOP/s measured on this rank", product_flops / 1e9);
+    printf("%s", report.text().c_str());
+}
+
+static int run(int argc, char** argv, const Process& process) {
+    // ---- everything that can be refused without a device ----
+    RunPlan plan;
+    run_on_all_ranks(process, [&] { plan.options = parse_options(argc, argv); });
+    const Options& options = plan.options;
+    if (options.help) {
+        if (process.rank == 0) printf("%s", options_help().c_str());
+        return 0;
+    }
+    std::string device_name;
+    std::unique_ptr<DataLoader> loader;
+    std::vector<std::unique_ptr<HostBatch>> batches;
+    run_on_all_ranks(process, [&] {
+        plan.config = model_config_from_options(options);
+        plan.batch = plan_batch(options.total_batch, options.micro_batch, options.seq_len, process.ranks);
+        plan.zero = zero_config(options, plan.batch.grad_accum);
+        device_name = select_device(process);
+    });
+    run_on_all_ranks(process, [&] {
+        std::vector<BatchBuffers> slots;
+        for (int slot = 0; slot < 2; ++slot) {
+            batches.push_back(std::make_unique<HostBatch>(static_cast<size_t>(plan.batch.grad_accum) * options.micro_batch * options.seq_len));
+            slots.push_back(batches.back()->buffers());
+        }
+        loader = std::make_unique<DataLoader>(options.train_data, loader_settings(plan, process), slots);
+        const long long val_windows = options.val_batches * options.micro_batch;
+        if (!options.val_data.empty()) plan.val_loader = std::make_unique<ValLoader>(options.val_data, loader_settings(plan, process), val_windows);
+        plan.steps = total_steps(options, loader->windows(), loader->windows_per_step());
+        plan.schedule = make_lr_schedule(options, plan.steps);
+        const std::string decode_path = folder_of(loader->shards().shards[0].path()) + "/decode.bin";
+        if (access(decode_path.c_str(), R_OK) == 0) plan.decode_path = decode_path;
+    });
+    if (options.show_batch >= 0) {
+        if (process.rank == 0) {
+            for (const WindowOrigin& w : loader->describe(options.show_batch)) {
+                printf("position %lld epoch %lld rank %d micro-step %d row %d: %s token %zu\n", w.position, w.epoch, w.rank, w.micro_step, w.row, w.shard.c_str(), w.first_token);
+            }
+        }
+        return 0;
+    }
+    std::unique_ptr<DecodeTable> decode;
+    std::unique_ptr<RunFolder> folder;
+    std::unique_ptr<MetricsWriter> metrics;
+    run_on_all_ranks(process, [&] {
+        if (!plan.decode_path.empty()) decode = std::make_unique<DecodeTable>(plan.decode_path);
+        if (decode) decode->encode(options.prompt);  // a prompt that does not fit is refused now
+        if (process.rank != 0) return;
+        folder = std::make_unique<RunFolder>(options.out);
+        metrics = std::make_unique<MetricsWriter>(*folder);
+    });
+    run_on_all_ranks(process, [&] {  // after rank 0 has made the folder
+        if (process.rank == 0) return;
+        const std::string log = options.out + "/log.rank" + std::to_string(process.rank);
+        CHECK(freopen(log.c_str(), "w", stdout), "cannot write %s: %s; --out must be one folder that every rank sees", log.c_str(), strerror(errno));
+    });
+
+    // ---- the device ----
+    const Communicator comm(process);
+    std::unique_ptr<Trainer> trainer_owner;
+    run_on_all_ranks(process, [&] {
+        trainer_owner = std::make_unique<Trainer>(comm, plan.config, plan.zero, options.micro_batch, options.seq_len, static_cast<size_t>(options.device_memory));
+    });
+    Trainer& trainer = *trainer_owner;
+    trainer.choose_products(process);
+    trainer.zero.init_params(options.seed, plan.config.num_layers);
+    trainer.zero.start_optimizer();
+    const double product_flops = measure_product_flops(trainer.matmuls, trainer.stream);
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, process.local_rank));
+    const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d %s", process.host.c_str(), process.pid, device_name.c_str(),
+                                                                        properties.multiProcessorCount, "multiprocessors (threads on a CPU)"));
+    for (const std::string& warning : loader->shards().warnings) printf("warning: %s\n", warning.c_str());
+    print_start(plan, process, trainer, *loader, ranks, product_flops);
+    fflush(stdout);
+
+    // ---- the loop: queue step s, then read what step s-1 gave ----
+    const double step_flops = flops_per_token(plan.config, options.seq_len) * plan.batch.tokens_per_step;
+    const double peak_flops = datasheet_flops(device_name) * process.ranks;
+    double data_ms[2] = {}, epochs[2] = {};
+    auto last_time = std::chrono::steady_clock::now();
+    const auto finish_step = [&](long long step) {
+        const int slot = step % 2;
+        wait_for_event(trainer.step_done[slot], comm, options.comm_timeout, format("step %lld", step + 1).c_str());
+        const StepState& state = trainer.read_back[slot];
+        const auto now = std::chrono::steady_clock::now();
+        TrainMetrics m;
+        m.step = step;
+        m.epoch = epochs[slot];
+        m.tokens = (step + 1) * plan.batch.tokens_per_step;
+        m.loss = state.loss;
+        m.grad_norm = state.grad_norm;
+        m.lr = plan.schedule.at(step);
+        m.step_ms = std::chrono::duration<double, std::milli>(now - last_time).count();
+        m.tokens_per_s = plan.batch.tokens_per_step / (m.step_ms * 1e-3);
+        m.mfu = peak_flops > 0 ? step_flops / (m.step_ms * 1e-3) / peak_flops : std::nan("");
+        m.mfu_measured = step_flops / (m.step_ms * 1e-3) / (product_flops * process.ranks);
+        m.skipped = static_cast<long long>(state.skipped_total);
+        m.mem_bytes = trainer.memory.total_bytes();
+        m.data_ms = data_ms[slot];
+        m.exposed_comm_ms = trainer.zero.stalls().total_ms(slot);
+        last_time = now;
+        printf("%s\n", step_line(m, plan.steps).c_str());
+        if (metrics) metrics->train(m);
+        if (state.skip) {
+            printf("step %lld skipped: the gradient norm is not finite\n", step + 1);
+            if (metrics) metrics->write(JsonLine("event").add("step", step).add("event", "skip").add("skipped_in_row", state.skipped_in_row));
+        }
+        if (state.skipped_in_row > static_cast<unsigned long long>(options.max_skipped)) {
+            throw AgreedError(format("%llu steps in a row had a gradient norm that is not finite (--max-skipped %d): try a lower --lr, a longer --warmup, a smaller --clip, or look at "
+                                     "the data with --show-batch %lld", state.skipped_in_row, options.max_skipped, step), 1);
+        }
+        fflush(stdout);
+    };
+    const auto evaluate_and_print = [&](long long step) {
+        if (!plan.val_loader) return;
+        const Evaluation result = evaluate(trainer, *plan.val_loader, options.comm_timeout);
+        printf("step %lld/%lld | validation loss %.4f nats a token over %lld tokens\n", step + 1, plan.steps, result.loss, result.tokens);
+        if (metrics) metrics->val(step, result.loss, result.tokens);
+    };
+    const auto sample_and_print = [&](long long step) {
+        if (process.rank != 0) return;
+        if (!decode) {
+            printf("no sample: there is no decode.bin beside the training shards\n");
+            return;
+        }
+        printf("step %lld/%lld | sample: %s%s\n", step + 1, plan.steps, options.prompt.c_str(), sample_text(trainer, *decode, options, step).c_str());
+    };
+    const auto is_due = [&](long long step, long long every, bool at_end) { return (every > 0 && (step + 1) % every == 0) || (at_end && step + 1 == plan.steps); };
+
+    for (long long step = 0; step < plan.steps; ++step) {
+        const int slot = step % 2;
+        const StepBatch& batch = loader->next();
+        data_ms[slot] = batch.wait_ms;
+        epochs[slot] = batch.epoch;
+        trainer.queue_step({step, plan.schedule.at(step), options.clip, options.seed, slot}, batch.buffers);
+        if (step > 0) finish_step(step - 1);
+        wait_for_event(trainer.ids_copied, comm, options.comm_timeout, "a batch");  // before the loader reuses its buffers
+        const bool eval_due = is_due(step, options.val_every, true), sample_due = is_due(step, options.sample_every, options.sample_every > 0);
+        if (!eval_due && !sample_due) continue;
+        finish_step(step);
+        if (eval_due) evaluate_and_print(step);
+        if (sample_due) sample_and_print(step);
+        fflush(stdout);
+        last_time = std::chrono::steady_clock::now();
+    }
+    trainer.zero.synchronize();
+    if (metrics) metrics->write(JsonLine("event").add("step", plan.steps - 1).add("event", "done"));
+    return 0;
+}
+
+int main(int argc, char** argv) {
+    return run_main(argc, argv, [&](const Process& process) { return run(argc, argv, process); });
+}
+
+#endif  // LLMZERO_NO_MAIN
