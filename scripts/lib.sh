@@ -51,10 +51,19 @@ install_packages() {
         echo "would run: ${as_root[*]:+${as_root[*]} }apt-get update && ${as_root[*]:+${as_root[*]} }apt-get install -y --no-install-recommends ${missing_packages[*]}"
     else
         has_program apt-get || die "no apt-get here; install with this system's own tools what is listed above (names are Debian's)"
+        local log
+        log=$(mktemp)
         # noninteractive: tzdata and others must not ask questions nobody can answer.
-        "${as_root[@]}" apt-get update -q </dev/null || die "apt-get update failed (see above); is there a network?"
-        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing_packages[@]}" </dev/null ||
+        if ! "${as_root[@]}" apt-get update -q </dev/null >"$log" 2>&1; then
+            cat "$log" >&2
+            die "apt-get update failed (see above); is there a network?"
+        fi
+        if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing_packages[@]}" </dev/null >"$log" 2>&1; then
+            cat "$log" >&2
             die "apt-get could not install: ${missing_packages[*]} (see above)"
+        fi
+        rm -f "$log"
+        echo "installed"
     fi
     missing_packages=()
     missing_lines=()

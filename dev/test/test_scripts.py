@@ -17,7 +17,7 @@ def bare_path(tmp_path: Path, *programs: str) -> str:
     """A PATH with nothing but a shell's bare necessities and the given programs."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
-    for program in ("bash", "dirname", "id", "cat", "uname", "env", "readlink", *programs):
+    for program in ("bash", "dirname", "id", "cat", "uname", "env", "readlink", "mktemp", "rm", *programs):
         (folder / program).symlink_to(shutil.which(program))
     return str(folder)
 
