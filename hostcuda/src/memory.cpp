@@ -40,6 +40,7 @@ constexpr size_t kAlign = 256;                    // what cudaMalloc promises; a
 constexpr size_t kBackRedzone = 256;              // at least this much after the bytes, then to the page's end
 constexpr size_t kFileBytes = size_t{64} << 20;   // the poisoned file: real memory, so small; 256 mappings for 16 GiB
 constexpr size_t kLargestFileBytes = size_t{1} << 30;
+constexpr size_t kMargin = size_t{1} << 30;       // never allocated, at both ends of the range: wild indices are named
 constexpr int kFrames = 8;
 
 using address_t = uintptr_t;
@@ -105,13 +106,13 @@ Heap& heap() {
             stop("a device of %s needs more mappings than vm.max_map_count=%zu allows; set a smaller HOSTCUDA_MEMORY",
                  describe_size(limit).c_str(), max_mappings());
         // Twice the device's size, because address ranges are used again as late as possible.
-        h.reserve = round_up(limit * 2 + (size_t{64} << 30), size_t{2} << 20);
+        h.reserve = round_up(limit * 2 + (size_t{64} << 30) + 2 * kMargin, size_t{2} << 20);
         void* base = raw_mmap(0, h.reserve, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
         if (base == MAP_FAILED)
             stop("cannot reserve %s of address space for device memory: %s; raise ulimit -v or set a smaller HOSTCUDA_MEMORY",
                  describe_size(h.reserve).c_str(), strerror(errno));
         h.base = address(base);
-        h.cursor = h.base;
+        h.cursor = h.base + kMargin;
         h.file = static_cast<int>(syscall(SYS_memfd_create, "hostcuda poison", 1u /*close on exec*/));
         if (h.file < 0) stop("memfd_create failed: %s", strerror(errno));
         heap_base = h.base;
@@ -307,8 +308,8 @@ void redzones_for_asan([[maybe_unused]] const Block& block, [[maybe_unused]] boo
 // A gap of `need` bytes at or after the cursor, wrapping round once; 0 if there is none.
 address_t find_gap(const Heap& h, size_t need) {
     for (int round = 0; round < 2; round++) {
-        address_t at = round == 0 ? h.cursor : h.base;
-        while (at + need <= h.base + h.reserve) {
+        address_t at = round == 0 ? h.cursor : h.base + kMargin;
+        while (at + need <= h.base + h.reserve - kMargin) {
             auto next = h.live.upper_bound(at);
             if (next != h.live.begin()) {
                 const Block& below = std::prev(next)->second;

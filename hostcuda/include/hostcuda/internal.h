@@ -46,8 +46,8 @@ cudaError_t check_stream(cudaStream_t stream, const char* call);
 
 // ---- device memory ------------------------------------------------------------------------------------------------
 // Two bytes that are a NaN as bf16 and as fp16; repeated, a NaN as float and double and a huge positive integer.
-constexpr uint16_t kPoison16 = 0x7FED;
-constexpr uint32_t kPoison32 = 0x7FED7FEDu;
+constexpr uint16_t kPoison16 = 0x7FFA;
+constexpr uint32_t kPoison32 = 0x7FFA7FFAu;
 
 // Device memory may be touched while one of these is alive (it matters when HOSTCUDA_PROTECT=1 only). Take one round
 // the work itself, on the thread that does it; nesting is fine.

@@ -1,0 +1,538 @@
+// The checking modes of the runtime, each shown to catch a planted fault and to leave correct programs alone. A mode is
+// chosen by the environment once per process, so each case runs in a child of its own.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hostcuda/internal.h"
+#include "hostcuda/runtime_api.h"
+
+using hostcuda::DeviceAccess;
+using hostcuda::enqueue;
+
+#if defined(__SANITIZE_THREAD__)
+#define WITH_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define WITH_TSAN 1
+#endif
+#endif
+#ifndef WITH_TSAN
+#define WITH_TSAN 0
+#endif
+
+namespace {
+
+using Environment = std::vector<std::pair<const char*, std::string>>;
+
+// In the child of a death test: sets the mode, runs, and exits with 0 if what ran returned true.
+template <class F>
+[[noreturn]] void run_in(const Environment& environment, F body) {
+    for (const auto& [name, value] : environment) setenv(name, value.c_str(), 1);
+    exit(body() && !testing::Test::HasFailure() ? 0 : 1);
+}
+#define EXPECT_TRUE_IN(...) EXPECT_EXIT(run_in(__VA_ARGS__), testing::ExitedWithCode(0), "")   // environment, body
+#define EXPECT_STOP_IN(text, ...) EXPECT_EXIT(run_in(__VA_ARGS__), testing::KilledBySignal(SIGABRT), text)
+
+Environment async(uint64_t seed) { return {{"HOSTCUDA_ASYNC", "1"}, {"HOSTCUDA_ASYNC_SEED", std::to_string(seed)}}; }
+const Environment kProtect = {{"HOSTCUDA_PROTECT", "1"}};
+
+cudaStream_t new_stream(unsigned flags = cudaStreamNonBlocking) {
+    cudaStream_t stream = nullptr;
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream, flags), cudaSuccess);
+    return stream;
+}
+cudaEvent_t new_event() {
+    cudaEvent_t event = nullptr;
+    EXPECT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+    return event;
+}
+template <class T = int>
+T* device(size_t count) {
+    T* p = nullptr;
+    EXPECT_EQ(cudaMalloc(&p, count * sizeof(T)), cudaSuccess);
+    return p;
+}
+template <class T = int>
+T* pinned(size_t count) {
+    T* p = nullptr;
+    EXPECT_EQ(cudaMallocHost(&p, count * sizeof(T)), cudaSuccess);
+    return p;
+}
+void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+// ---- HOSTCUDA_ASYNC -----------------------------------------------------------------------------------------------
+
+// Two streams pass a buffer back and forth as a trainer does between compute and communication: one writes step i,
+// the other reads it. `wait_for_data` false forgets the event between them, `wait_for_room` false the one back.
+bool pipeline(bool wait_for_data, bool wait_for_room) {
+    const int steps = 40;
+    cudaStream_t compute = new_stream(), comm = new_stream();
+    cudaEvent_t written = new_event(), read = new_event();
+    int* buffer = device(1);
+    static int seen[steps];
+    for (int i = 0; i < steps; i++) {
+        if (wait_for_room) cudaStreamWaitEvent(compute, read);   // never recorded the first time: nothing to wait for
+        enqueue(compute, "write", [=] { *buffer = i; });
+        cudaEventRecord(written, compute);
+        if (wait_for_data) cudaStreamWaitEvent(comm, written);
+        enqueue(comm, "read", [=] { seen[i] = *buffer; });
+        cudaEventRecord(read, comm);
+    }
+    cudaDeviceSynchronize();
+    for (int i = 0; i < steps; i++)
+        if (seen[i] != i) return false;
+    return true;
+}
+
+#if !WITH_TSAN
+TEST(AsyncDeathTest, EventsKeepAPipelineRight) {
+    for (uint64_t seed = 1; seed <= 5; seed++) EXPECT_TRUE_IN(async(seed), [] { return pipeline(true, true); });
+}
+
+// Forty unordered pairs in about nine phases of each stream, a third of them slow: a seed misses the fault with a chance
+// of about (2/3)^9, 3 %, and three of five must show it, which fails once in 5000 drawings of the five seeds.
+int shown(bool wait_for_data, bool wait_for_room) {
+    int count = 0;
+    for (uint64_t seed = 1; seed <= 5; seed++) {
+        const pid_t child = fork();
+        if (child == 0) run_in(async(seed), [&] { return pipeline(wait_for_data, wait_for_room); });
+        int status = 0;
+        waitpid(child, &status, 0);
+        EXPECT_TRUE(WIFEXITED(status));
+        count += WEXITSTATUS(status) == 1;
+    }
+    return count;
+}
+TEST(AsyncDeathTest, MissingWaitGivesWrongData) {
+    EXPECT_GE(shown(false, true), 3);
+}
+TEST(AsyncDeathTest, MissingWaitForRoomGivesWrongData) {
+    EXPECT_GE(shown(true, false), 3);
+}
+TEST(AsyncDeathTest, WithoutTheModeTheFaultDoesNotShow) {   // which is why the mode exists
+    EXPECT_TRUE_IN(Environment{}, [] { return pipeline(false, false); });
+}
+#else
+TEST(AsyncDeathTest, TsanIsSilentOnACorrectPipeline) {
+    EXPECT_TRUE_IN(async(1), [] { return pipeline(true, true); });
+}
+TEST(AsyncDeathTest, TsanReportsTheMissingWait) {
+    EXPECT_EXIT(run_in(async(1), [] { pipeline(false, true); return true; }), testing::ExitedWithCode(66), "data race");
+    EXPECT_EXIT(run_in(async(1), [] { pipeline(true, false); return true; }), testing::ExitedWithCode(66), "data race");
+}
+// Only the missing wait is between the two streams here: the host and a third stream must not stand in for it.
+TEST(AsyncDeathTest, TsanSeesNoOrderThroughHostcudaItself) {
+    EXPECT_EXIT(run_in(async(1), [] {
+        cudaStream_t a = new_stream(), b = new_stream();
+        int* buffer = device(1);
+        enqueue(a, "write", [=] { *buffer = 1; });
+        sleep_ms(50);   // really later, but ordered by nothing
+        enqueue(a, "more", [] {});
+        enqueue(b, "more", [] { hostcuda::is_device_pointer(nullptr); });
+        cudaStreamQuery(b);
+        enqueue(b, "read", [=] { *buffer = *buffer + 1; });
+        cudaDeviceSynchronize();
+        return true;
+    }), testing::ExitedWithCode(66), "data race");
+}
+#endif
+
+TEST(AsyncDeathTest, CallsReturnBeforeTheWorkIsDone) {
+    EXPECT_TRUE_IN(async(1), [] {
+        cudaStream_t stream = new_stream();
+        cudaEvent_t event = new_event();
+        std::atomic<bool> go{false};
+        enqueue(stream, "wait", [&] { while (!go) sleep_ms(1); });
+        cudaEventRecord(event, stream);
+        EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+        EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+        EXPECT_EQ(cudaGetLastError(), cudaErrorNotReady);
+        go = true;
+        EXPECT_EQ(cudaEventSynchronize(event), cudaSuccess);
+        EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
+        EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+        EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);
+        EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+        return true;
+    });
+}
+
+TEST(AsyncDeathTest, AWaitHoldsForTheRecordAsItStood) {
+    EXPECT_TRUE_IN(async(1), [] {
+        cudaStream_t a = new_stream(), b = new_stream();
+        cudaEvent_t event = new_event();
+        std::atomic<bool> first{false}, second{false};
+        enqueue(a, "first", [&] { while (!first) sleep_ms(1); });
+        cudaEventRecord(event, a);
+        cudaStreamWaitEvent(b, event);            // waits for the first record,
+        enqueue(a, "second", [&] { while (!second) sleep_ms(1); });
+        cudaEventRecord(event, a);                // whatever is recorded later,
+        std::atomic<bool> reached{false};
+        enqueue(b, "reached", [&] { reached = true; });
+        sleep_ms(30);
+        EXPECT_FALSE(reached);
+        first = true;
+        EXPECT_EQ(cudaStreamSynchronize(b), cudaSuccess);
+        EXPECT_TRUE(reached);
+        EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);   // and the event now stands for the second
+        EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);       // destroying it does not disturb who waits
+        second = true;
+        EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        return true;
+    });
+}
+
+TEST(AsyncDeathTest, ElapsedTimeIsNotReadyThenReal) {
+    EXPECT_TRUE_IN(async(1), [] {
+        cudaStream_t stream = new_stream();
+        cudaEvent_t start, end;
+        cudaEventCreate(&start);
+        cudaEventCreate(&end);
+        cudaEventRecord(start, stream);
+        enqueue(stream, "sleep", [] { sleep_ms(20); });
+        cudaEventRecord(end, stream);
+        float ms = 0;
+        EXPECT_EQ(cudaEventElapsedTime(&ms, start, end), cudaErrorNotReady);
+        EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+        EXPECT_EQ(cudaEventElapsedTime(&ms, start, end), cudaSuccess);
+        return ms >= 20;
+    });
+}
+
+// A copy from pinned memory reads it when it runs, one from pageable memory before the call returns.
+TEST(AsyncDeathTest, PinnedIsReadLaterPageableAtTheCall) {
+    if (WITH_TSAN) GTEST_SKIP() << "changing pinned memory under a copy is a data race, on purpose";
+    EXPECT_TRUE_IN(async(1), [] {
+        cudaStream_t stream = new_stream();
+        int *from_pinned = device(1), *from_pageable = device(1), *source = pinned(1), pageable = 1;
+        *source = 1;
+        std::atomic<bool> go{false};
+        enqueue(stream, "wait", [&] { while (!go) sleep_ms(1); });
+        cudaMemcpyAsync(from_pinned, source, 4, cudaMemcpyHostToDevice, stream);
+        cudaMemcpyAsync(from_pageable, &pageable, 4, cudaMemcpyHostToDevice, stream);
+        *source = 2;
+        pageable = 2;
+        go = true;
+        int back[2];
+        // To pageable memory the call waits by itself.
+        cudaMemcpyAsync(&back[0], from_pinned, 4, cudaMemcpyDeviceToHost, stream);
+        cudaMemcpyAsync(&back[1], from_pageable, 4, cudaMemcpyDeviceToHost, stream);
+        return back[0] == 2 && back[1] == 1;
+    });
+}
+
+TEST(AsyncDeathTest, PinnedDestinationIsWrittenLater) {
+    EXPECT_TRUE_IN(async(1), [] {
+        cudaStream_t stream = new_stream();
+        int *source = device(1), *destination = pinned(1);
+        cudaMemsetAsync(source, 0, 4, stream);
+        std::atomic<bool> go{false};
+        enqueue(stream, "wait", [&] { while (!go) sleep_ms(1); });
+        *destination = 5;
+        cudaMemcpyAsync(destination, source, 4, cudaMemcpyDeviceToHost, stream);
+        EXPECT_EQ(*destination, 5);
+        go = true;
+        EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+        return *destination == 0;
+    });
+}
+
+TEST(AsyncDeathTest, CudaMemsetIsNotOrderedBeforeANonBlockingStream) {
+    if (WITH_TSAN) GTEST_SKIP() << "the planted fault is a data race";
+    // Some run of the 50 sees the old value on the non-blocking stream; a blocking stream never does.
+    const auto stale = [](unsigned flags) {
+        cudaStream_t stream = new_stream(flags);
+        int *value = device(1), *back = pinned(1);
+        bool seen = false;
+        for (int i = 1; i <= 50; i++) {
+            cudaMemset(value, i, 4);
+            cudaMemcpyAsync(back, value, 4, cudaMemcpyDeviceToHost, stream);
+            cudaStreamSynchronize(stream);
+            seen |= *back != i * 0x01010101;
+            cudaDeviceSynchronize();
+        }
+        return seen;
+    };
+    EXPECT_TRUE_IN(async(1), [&] { return stale(cudaStreamNonBlocking); });
+    EXPECT_TRUE_IN(async(1), [&] { return !stale(cudaStreamDefault); });
+}
+
+TEST(AsyncDeathTest, CudaMemcpyWaitsForBlockingStreams) {
+    EXPECT_TRUE_IN(async(1), [] {
+        cudaStream_t stream = new_stream(cudaStreamDefault);
+        int *value = device(1), back = 0;
+        for (int i = 0; i < 30; i++) {
+            enqueue(stream, "write", [=] { *value = i; });
+            cudaMemcpy(&back, value, 4, cudaMemcpyDeviceToHost);
+            if (back != i) return false;
+        }
+        return true;
+    });
+}
+
+TEST(AsyncDeathTest, DestroyedStreamFinishesItsWork) {
+    EXPECT_TRUE_IN(async(1), [] {
+        static std::atomic<int> done{0};
+        for (int i = 0; i < 20; i++) {
+            cudaStream_t stream = new_stream();
+            enqueue(stream, "slow", [] { sleep_ms(2); done++; });
+            cudaStreamDestroy(stream);
+        }
+        cudaDeviceSynchronize();
+        return done == 20;
+    });
+}
+
+TEST(AsyncDeathTest, FreeWaitsForWorkQueuedBefore) {
+    EXPECT_TRUE_IN(async(1), [] {
+        cudaStream_t stream = new_stream();
+        int *p = device(1), *host = pinned(1);
+        enqueue(stream, "late", [=] { sleep_ms(20); *p = 1; *host = 1; });
+        cudaFree(p);
+        cudaFreeHost(host);
+        return true;
+    });
+}
+
+TEST(AsyncDeathTest, FreedTooEarlyFaults) {
+    EXPECT_STOP_IN("byte 0 of freed memory: the allocation of 4 bytes",
+                   async(1), [] {
+        int* p = device(1);
+        cudaStream_t stream = new_stream();
+        cudaFree(p);
+        enqueue(stream, "late", [=] { *p = 1; });
+        cudaStreamSynchronize(stream);
+        return true;
+    });
+}
+
+TEST(AsyncDeathTest, HostFunctionsAndManyHostThreads) {
+    EXPECT_TRUE_IN(async(2), [] {
+        cudaStream_t stream = new_stream();
+        static int counter = 0;   // touched by one stream's work only
+        std::vector<std::thread> threads;
+        for (int t = 0; t < 3; t++)
+            threads.emplace_back([=] { for (int i = 0; i < 100; i++) cudaLaunchHostFunc(stream, [](void*) { counter++; }, nullptr); });
+        for (auto& thread : threads) thread.join();
+        cudaStreamSynchronize(stream);
+        return counter == 300;
+    });
+}
+
+TEST(AsyncDeathTest, ExitWithWorkUnderWayIsQuiet) {
+    EXPECT_TRUE_IN(async(1), [] {
+        int* p = device(1000);
+        for (int s = 0; s < 4; s++) {
+            cudaStream_t stream = new_stream();
+            for (int i = 0; i < 200; i++) enqueue(stream, "work", [=] { p[s] = i; });
+        }
+        return true;
+    });
+}
+
+// ---- HOSTCUDA_PROTECT ---------------------------------------------------------------------------------------------
+
+TEST(ProtectDeathTest, HostDereferenceStops) {
+    EXPECT_STOP_IN("hostcuda: host code touched device memory at .*, byte 12 of the allocation of 40 bytes made at .*test_runtime_modes.cpp",
+                   kProtect, [] {
+        float* p = device<float>(10);
+        return p[3] == 0;
+    });
+    EXPECT_STOP_IN("host code touched device memory",
+                   kProtect, [] {
+        char* p = device<char>(1 << 20);
+        { DeviceAccess access; p[5000] = 1; }
+        memset(p, 0, 10000);   // closed again, also where it was touched before
+        return true;
+    });
+}
+
+TEST(ProtectDeathTest, RuntimeCallsAndKernelsMayTouchIt) {
+    for (const char* mode : {"0", "1"}) {
+        const Environment environment = {{"HOSTCUDA_PROTECT", "1"}, {"HOSTCUDA_ASYNC", mode}};
+        EXPECT_TRUE_IN(environment, [] {
+            cudaStream_t stream = new_stream(), second = new_stream();
+            int *a = device(100), *b = device(100), *host = pinned(100);
+            cudaMemsetAsync(a, 1, 400, stream);
+            enqueue(stream, "kernel", [=] {
+                DeviceAccess access;
+                int* c = device(4);   // made while memory is open
+                c[0] = a[7];
+                DeviceAccess nested;
+                b[7] = c[0] + 1;
+            });
+            for (int i = 0; i < 20; i++) enqueue(second, "other", [=] { DeviceAccess access; b[8] = a[8] * 0 + i; });
+            cudaMemcpyAsync(host, b, 400, cudaMemcpyDeviceToHost, stream);
+            cudaStreamSynchronize(stream);
+            EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+            EXPECT_EQ(cudaFree(a), cudaSuccess);
+            return host[7] == 0x01010102;
+        });
+    }
+}
+
+TEST(ProtectDeathTest, OverrunsAreStillFound) {
+    EXPECT_STOP_IN("written out of bounds, 0 bytes past its end",
+                   kProtect, [] {
+        char* p = device<char>(10);
+        { DeviceAccess access; __asm__ volatile("movb $1, (%0)" : : "r"(p + 10) : "memory"); }   // unseen by ASan
+        cudaDeviceSynchronize();
+        return true;
+    });
+}
+
+TEST(ProtectDeathTest, LaunchChecksPointers) {
+    EXPECT_TRUE_IN(kProtect, [] {
+        char *d = device<char>(1000), *h = pinned<char>(1000);
+        for (char* good : {d, d + 500, d + 1000, h, h + 999, static_cast<char*>(nullptr)})
+            hostcuda::check_device_pointer(good, "kernel", 0);
+        return true;
+    });
+    EXPECT_STOP_IN("argument 2 of kernel my_kernel is 0x.*ordinary host memory",
+                   kProtect, [] {
+        int on_stack = 0;
+        hostcuda::check_device_pointer(&on_stack, "my_kernel", 2);
+        return true;
+    });
+    EXPECT_STOP_IN("argument 0 of kernel my_kernel is 0x.*ordinary host memory",
+                   kProtect, [] {
+        std::vector<int> heap(10);
+        hostcuda::check_device_pointer(heap.data(), "my_kernel", 0);
+        return true;
+    });
+    EXPECT_STOP_IN("argument 1 of kernel my_kernel is 0x.*freed memory: the allocation of 40 bytes",
+                   kProtect, [] {
+        int* p = device(10);
+        cudaFree(p);
+        hostcuda::check_device_pointer(p, "my_kernel", 1);
+        return true;
+    });
+}
+
+// ---- HOSTCUDA_MEMORY ----------------------------------------------------------------------------------------------
+
+TEST(MemoryDeathTest, LimitIsKept) {
+    const Environment small = {{"HOSTCUDA_MEMORY", "1MB"}};
+    EXPECT_TRUE_IN(small, [] {
+        size_t free, total;
+        cudaMemGetInfo(&free, &total);
+        EXPECT_EQ(total, 1000000u);
+        EXPECT_EQ(free, total);
+        char *a = nullptr, *b = nullptr;
+        EXPECT_EQ(cudaMalloc(&a, 1000001), cudaErrorMemoryAllocation);
+        EXPECT_EQ(a, nullptr);
+        EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
+        EXPECT_EQ(cudaMalloc(&a, 600000), cudaSuccess);
+        EXPECT_EQ(cudaMalloc(&b, 600000), cudaErrorMemoryAllocation);
+        EXPECT_EQ(cudaMalloc(&b, 390000), cudaSuccess);
+        EXPECT_EQ(cudaFree(a), cudaSuccess);
+        EXPECT_EQ(cudaMalloc(&a, 600000), cudaSuccess);
+        EXPECT_EQ(cudaMalloc(&b, SIZE_MAX - 100), cudaErrorMemoryAllocation);
+        return true;
+    });
+}
+
+TEST(MemoryDeathTest, APlanLargerThanTheMachineCanBeAllocated) {
+    const Environment large = {{"HOSTCUDA_MEMORY", "2TiB"}};
+    EXPECT_TRUE_IN(large, [] {
+        char* p = nullptr;
+        EXPECT_EQ(cudaMalloc(&p, size_t{1} << 40), cudaSuccess);
+        p[(size_t{1} << 40) - 1] = 1;
+        float value;
+        memcpy(&value, p + (size_t{1} << 39), 4);
+        EXPECT_NE(value, value);
+        EXPECT_EQ(cudaFree(p), cudaSuccess);
+        return true;
+    });
+}
+
+// ---- HOSTCUDA_PROFILE ---------------------------------------------------------------------------------------------
+
+TEST(ProfileDeathTest, TableIsSortedAndCounts) {
+    EXPECT_EXIT(run_in({{"HOSTCUDA_PROFILE", "1"}}, [] {
+        cudaStream_t stream = new_stream();
+        for (int i = 0; i < 3; i++) enqueue(stream, "short_kernel", [] {});
+        enqueue(stream, "long_kernel", [] { sleep_ms(20); });
+        return true;
+    }), testing::ExitedWithCode(0), "hostcuda profile.*calls +total ms.*\n +1 .*long_kernel\n +3 .*short_kernel");
+}
+
+// ---- the environment ----------------------------------------------------------------------------------------------
+
+TEST(EnvironmentDeathTest, NonsenseStops) {
+    const struct {
+        const char *name, *value, *text;
+    } cases[] = {
+        {"HOSTCUDA_ASYNC", "yes", "HOSTCUDA_ASYNC=yes is neither 0 nor 1"},
+        {"HOSTCUDA_PROTECT", "2", "HOSTCUDA_PROTECT=2 is neither"},
+        {"HOSTCUDA_PROFILE", " 1", "HOSTCUDA_PROFILE= 1 is neither"},
+        {"HOSTCUDA_ASYNC_SEED", "-1", "HOSTCUDA_ASYNC_SEED=-1 is not a whole number from 0"},
+        {"HOSTCUDA_ASYNC_SEED", "1x", "HOSTCUDA_ASYNC_SEED=1x is not"},
+        {"HOSTCUDA_MEMORY", "80gb", "HOSTCUDA_MEMORY=80gb is not a size; write for example 80GB"},
+        {"HOSTCUDA_MEMORY", "-5GB", "is not a size"},
+        {"HOSTCUDA_MEMORY", "0", "is not a size"},
+        {"HOSTCUDA_MEMORY", "GB", "is not a size"},
+        {"HOSTCUDA_MEMORY", "nan", "is not a size"},
+        {"HOSTCUDA_ARCH", "70", "HOSTCUDA_ARCH=70 is not a whole number from 80 to 90"},
+        {"HOSTCUDA_ARCH", "85", "HOSTCUDA_ARCH=85 is not 80, 89 or 90"},
+        {"HOSTCUDA_THREADS", "0", "HOSTCUDA_THREADS=0 is not a whole number from 1"},
+        {"HOSTCUDA_ASYNK", "1", "unknown environment variable HOSTCUDA_ASYNK; hostcuda knows HOSTCUDA_ARCH, HOSTCUDA_ASYNC"},
+    };
+    for (const auto& c : cases)
+        EXPECT_STOP_IN(c.text,
+                   (Environment{{c.name, c.value}}), [] {
+            cudaDeviceProp prop;
+            cudaGetDeviceProperties(&prop, 0);
+            hostcuda::async_mode(), hostcuda::async_seed(), hostcuda::protect_mode(), hostcuda::profile_mode();
+            return true;
+        });
+}
+
+TEST(EnvironmentDeathTest, ValuesAreTaken) {
+    const Environment all = {{"HOSTCUDA_ARCH", "89"}, {"HOSTCUDA_THREADS", "3"}, {"HOSTCUDA_MEMORY", "1.5GiB"}, {"HOSTCUDA_ASYNC", ""}};
+    EXPECT_TRUE_IN(all, [] {
+        cudaDeviceProp prop;
+        EXPECT_EQ(cudaGetDeviceProperties(&prop, 0), cudaSuccess);
+        EXPECT_EQ(prop.major * 10 + prop.minor, 89);
+        EXPECT_EQ(prop.sharedMemPerBlockOptin, 99u * 1024);
+        EXPECT_EQ(prop.multiProcessorCount, 3);
+        EXPECT_EQ(prop.totalGlobalMem, size_t{3} << 29);
+        return !hostcuda::async_mode();
+    });
+    const Environment omp = {{"HOSTCUDA_THREADS", ""}, {"OMP_NUM_THREADS", "5"}};
+    EXPECT_TRUE_IN(omp, [] { return hostcuda::num_threads() == 5; });
+}
+
+// mpirun binds a rank to one core; its threads must not all land there.
+TEST(EnvironmentDeathTest, MpirunBindingIsWidened) {
+    if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one CPU";
+    const auto cpus_when = [](const char* threads) {
+        setenv("HOSTCUDA_THREADS", threads, 1);
+        cpu_set_t one;
+        sched_getaffinity(0, sizeof one, &one);
+        int first = 0;
+        while (!CPU_ISSET(first, &one)) first++;
+        CPU_ZERO(&one);
+        CPU_SET(first, &one);
+        sched_setaffinity(0, sizeof one, &one);
+        hostcuda::num_threads();
+        cpu_set_t now;
+        sched_getaffinity(0, sizeof now, &now);
+        return CPU_COUNT(&now);
+    };
+    const Environment mpi = {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}};
+    EXPECT_TRUE_IN(mpi, [&] { return cpus_when("2") >= 2; });
+    EXPECT_TRUE_IN(mpi, [&] { return cpus_when("1") == 1; });            // wide enough as it is
+    EXPECT_TRUE_IN(Environment{}, [&] { return cpus_when("2") == 1; });  // the user's own binding stays
+}
+
+}  // namespace
