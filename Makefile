@@ -78,7 +78,7 @@ HOSTCUDA_OBJECTS := $(HOSTCUDA_SOURCES:%.cpp=$(HOST)/%.o)
 LLMC_OBJECTS     := $(LLMC_SOURCES:%.cpp=$(HOST)/%.o)
 
 ifeq ($(DEVICE),cpu)
-  CU_COMPILE   = $(CXX) $(CXXFLAGS_COMMON) $(PRECISION_FLAG) -Ihostcuda/include -x c++ -c
+  CU_COMPILE   = $(CXX) $(CXXFLAGS_COMMON) $(PRECISION_FLAG) -Wno-unknown-pragmas -Ihostcuda/include -x c++ -c
   DEVICE_LIB  := $(HOST)/libhostcuda.a
   DEVICE_LIBS := -ldnnl -lgomp $(if $(filter x86_64,$(shell uname -m)),,-lboost_context) $(MPI_LIBS) -lpthread -ldl
 else

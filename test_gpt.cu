@@ -96,7 +96,7 @@ bool check_folder(const std::string& folder, const Process& process, const Commu
         ids.inputs[i] = static_cast<int>(input_ids[i]);
         ids.targets[i] = static_cast<int>(targets[i]);
     }
-    std::vector<int> scratch;
+    std::vector<size_t> scratch;
     sort_positions(ids.sorted_positions, ids.inputs, N, config.vocab_size, scratch);
 
     Comparison compare(reference, folder);

@@ -191,7 +191,7 @@ struct Trainer {
             model.choose_products(zero.params());
             choices = matmuls.export_choices();
         }
-        broadcast_bytes(process, &choices);
+        if (process.ranks > 1) broadcast_bytes(process, &choices);
         if (process.rank != 0) matmuls.import_choices(choices);
     }
 
@@ -209,7 +209,7 @@ struct Evaluation {
 };
 
 // Mean loss over exactly the loader's validation windows. Collective; every rank gets the same.
-static Evaluation evaluate(Trainer& trainer, const ValLoader& loader, double timeout_seconds) {
+[[maybe_unused]] static Evaluation evaluate(Trainer& trainer, const ValLoader& loader, double timeout_seconds) {
     const NvtxRange range("evaluate");
     const int ranks = trainer.comm.size();
     const size_t count = static_cast<size_t>(trainer.B) * trainer.T;
@@ -243,7 +243,7 @@ static Evaluation evaluate(Trainer& trainer, const ValLoader& loader, double tim
 
 // Text that the model continues `prompt` with. Runs on one rank alone: stages 0 to 2 hold all parameters everywhere. Each token is a full forward
 // pass over the last T tokens.
-static std::string sample_text(Trainer& trainer, const DecodeTable& decode, const Options& options, long long step) {
+[[maybe_unused]] static std::string sample_text(Trainer& trainer, const DecodeTable& decode, const Options& options, long long step) {
     const NvtxRange range("sample");
     const int T = trainer.T, V = std::min(trainer.config.vocab_size, decode.vocab_size());
     const SamplerConfig config = {options.temperature, options.top_k, options.top_p};

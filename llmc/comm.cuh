@@ -36,12 +36,12 @@ constexpr ncclDataType_t nccl_type() {
 
 class Communicator {
 public:
-    // Collective over all ranks of the job.
+    // Collective over all ranks of the job; a process that says it is one of one makes a communicator with itself.
     explicit Communicator(const Process& process) : rank_(process.rank), size_(process.ranks) {
         setenv("NCCL_ALGO", "Ring", 0);  // one summation order; a value the user set stays
         std::vector<unsigned char> id(sizeof(ncclUniqueId));
         if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(reinterpret_cast<ncclUniqueId*>(id.data())));
-        broadcast_bytes(process, &id);
+        if (size_ > 1) broadcast_bytes(process, &id);
         NCCL_CHECK(ncclCommInitRank(&comm_, size_, *reinterpret_cast<ncclUniqueId*>(id.data()), rank_));
     }
     Communicator(const Communicator&) = delete;

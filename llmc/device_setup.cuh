@@ -16,7 +16,7 @@ inline std::string select_device(const Process& process) {
     const cudaError_t status = cudaGetDeviceCount(&devices);
     CHECK(status == cudaSuccess && devices > 0, "no CUDA device was found (%s): run on a machine with an NVIDIA GPU and its driver, or build for the CPU with make DEVICE=cpu",
           status == cudaSuccess ? "the driver reports none" : cudaGetErrorString(status));
-#ifdef NCCL_OVER_MPI
+#ifdef HOSTCUDA_NCCL
     const bool may_share = true;
 #else
     const bool may_share = false;

@@ -1,0 +1,267 @@
+// The ZeRO engine on real ranks, driven by the trainer's own step:   mpirun -np N mpi_test_zero
+//
+// 1. Oracle. Each rank computes the gradients of each of its micro-batches alone, on a one-rank engine, scaled by the global number of valid
+//    targets; their sum over ranks and micro-steps in double is what every stage's reduced gradient must equal, up to the roundings of the
+//    accumulation and of the ring, which are counted.
+// 2. Bits. Stages, overlap and (with one micro-step) everything else must not change a bit of losses, norms, parameters and optimizer state.
+//
+// Cases: tied and untied, merged buckets and one unit a bucket, 1 and 4 micro-steps, ranks and micro-steps with unequal numbers of valid targets
+// (one micro-step of rank 0 has none), signal only in the first or only in the last micro-step. Prints `N passed, N failed`.
+#define LLMZERO_NO_MAIN
+#include "train_gpt.cu"
+
+namespace {
+
+constexpr int kB = 2, kT = 12, kSteps = 3;
+// Unit roundoff of the storage type, to nearest. Stochastic rounding may be off by twice that.
+constexpr double kRoundoff = sizeof(floatX) == 2 ? 0x1p-8 : 0x1p-24;
+
+enum class Signal { kAll, kFirst, kLast };  // which micro-steps have valid targets
+
+struct Case {
+    bool tied;
+    double bucket_mb;
+    int micro_steps;
+    Signal signal;
+};
+
+ModelConfig small_model(bool tied) {
+    ModelConfig config;
+    config.name = "test";
+    config.num_layers = 2;
+    config.channels = 40;
+    config.num_heads = 4;
+    config.num_kv_heads = 2;
+    config.head_dim = 8;
+    config.ffn_dim = 56;
+    config.vocab_size = 130;
+    config.max_seq_len = 32;
+    config.tied = tied;
+    config.qkv_bias = tied;
+    config.qk_norm = !tied;
+    config.validate();
+    return config;
+}
+
+// The micro-batch of (step, rank, micro_step): the same whatever the engine does with it.
+void fill_micro_batch(const BatchBuffers& out, size_t first, const Case& c, const ModelConfig& config, int step, const Process& process, int micro_step) {
+    const int rank = process.rank;
+    const int count = kB * kT;
+    for (int i = 0; i < count; ++i) {
+        const uint64_t key = static_cast<uint64_t>(step) * 1000 + rank * 100 + micro_step;
+        out.inputs[first + i] = static_cast<int>(uniform_from_keys(11, key, i) * config.vocab_size);
+        out.targets[first + i] = static_cast<int>(uniform_from_keys(12, key, i) * config.vocab_size);
+        // Unequal counts: rank 0 has nothing to learn in its first micro-step (where it is not the only one), others lose a growing share.
+        const double masked_share = rank == 0 && micro_step == 0 && process.ranks > 1 ? 1.0 : 0.1 * ((rank + micro_step) % 5);
+        const bool silent = (c.signal == Signal::kFirst && micro_step != 0) || (c.signal == Signal::kLast && micro_step != c.micro_steps - 1);
+        if (silent || uniform_from_keys(13, key, i) < masked_share) out.targets[first + i] = -1;
+    }
+    std::vector<size_t> scratch;
+    sort_positions(out.sorted_positions + first, out.inputs + first, count, config.vocab_size, scratch);
+}
+
+// Elements of a rank's own slices put at their logical positions, zero elsewhere, then merged over ranks: the whole state, independent of stage.
+template <class T>
+std::vector<uint32_t> gather_bits(const Trainer& trainer, const T* values, bool by_state) {
+    std::vector<uint32_t> bits(trainer.table.units.back().logical_begin + trainer.table.units.back().count, 0);
+    for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
+        const Bucket& bucket = trainer.zero.layout().buckets[b];
+        const ZeroEngine::Owned owned = trainer.zero.owned_by_this_rank(b);
+        std::vector<T> own(owned.count);
+        CUDA_CHECK(cudaMemcpyAsync(own.data(), values + (by_state ? owned.state_begin : owned.begin), owned.count * sizeof(T), cudaMemcpyDeviceToHost, trainer.stream));
+        CUDA_CHECK(cudaStreamSynchronize(trainer.stream));
+        for (size_t i = 0; i < owned.count; ++i) {
+            const size_t in_bucket = owned.begin - bucket.begin + i;
+            if (in_bucket >= bucket.unit_count) continue;  // padding
+            uint32_t word = 0;
+            memcpy(&word, &own[i], sizeof(T));
+            bits[bucket.logical_begin + in_bucket] = word;
+        }
+    }
+    MPI_Allreduce(MPI_IN_PLACE, bits.data(), static_cast<int>(bits.size()), MPI_UINT32_T, MPI_BOR, MPI_COMM_WORLD);
+    return bits;
+}
+
+// What a run of a few steps leaves: everything that must be equal to the bit.
+struct Outcome {
+    std::vector<float> losses, norms;
+    std::vector<uint32_t> params, master, m, v;
+    bool operator==(const Outcome&) const = default;
+};
+
+struct Check {
+    const Process& process;
+    int passed = 0, failed = 0;
+
+    // All ranks must agree that it holds.
+    void expect(bool fine, const std::string& what) {
+        int all = fine;
+        MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+        (all ? passed : failed)++;
+        if (process.rank == 0) printf("%s %s\n", all ? "ok    " : "FAILED", what.c_str());
+        if (!fine && process.rank != 0) printf("       (rank %d) %s\n", process.rank, what.c_str());
+    }
+};
+
+std::string text(const Case& c) {
+    return format("%s, bucket-mb %g, %d micro-steps%s", c.tied ? "tied" : "untied", c.bucket_mb, c.micro_steps,
+                  c.signal == Signal::kAll ? "" : c.signal == Signal::kFirst ? ", signal in the first only" : ", signal in the last only");
+}
+
+std::unique_ptr<Trainer> make_trainer(const Process& process, const Communicator& comm, const Case& c, int stage, bool overlap, bool sync_every, int micro_steps) {
+    ZeroConfig config;
+    config.stage = stage;
+    config.bucket_mb = c.bucket_mb;
+    config.overlap = overlap;
+    config.sync_every_micro_step = sync_every;
+    config.micro_steps = micro_steps;
+    auto trainer = std::make_unique<Trainer>(comm, small_model(c.tied), config, kB, kT, 0);
+    trainer->choose_products(process);
+    trainer->zero.init_params(5, trainer->config.num_layers);
+    trainer->zero.start_optimizer();
+    return trainer;
+}
+
+// Sum over ranks and micro-steps of each one's own gradient, and of its magnitude, in double, by logical position.
+void oracle_gradients(const Process& process, const Case& c, std::vector<double>* sum, std::vector<double>* magnitude) {
+    Process alone;
+    const Communicator comm(alone);
+    const auto trainer = make_trainer(alone, comm, c, 0, false, false, 1);
+    const size_t total = trainer->table.units.back().logical_begin + trainer->table.units.back().count;
+    sum->assign(total, 0);
+    magnitude->assign(total, 0);
+    HostBatch batch(static_cast<size_t>(c.micro_steps) * kB * kT);
+    unsigned long long valid = 0;
+    for (int m = 0; m < c.micro_steps; ++m) fill_micro_batch(batch.buffers(), static_cast<size_t>(m) * kB * kT, c, trainer->config, 0, process, m);
+    for (size_t i = 0; i < batch.count(); ++i) valid += batch.buffers().targets[i] >= 0;
+    MPI_Allreduce(MPI_IN_PLACE, &valid, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
+    const float inv_valid = static_cast<float>(1.0 / static_cast<double>(valid));
+    CUDA_CHECK(cudaMemcpyAsync(&trainer->state->inv_valid_tokens, &inv_valid, sizeof(float), cudaMemcpyHostToDevice, trainer->stream));
+    for (int m = 0; m < c.micro_steps; ++m) {
+        BatchBuffers part = batch.buffers();
+        part.inputs += static_cast<size_t>(m) * kB * kT;
+        part.targets += static_cast<size_t>(m) * kB * kT;
+        part.sorted_positions += static_cast<size_t>(m) * kB * kT;
+        trainer->copy_ids(part, kB * kT);
+        trainer->zero.begin_micro_step(0, trainer->state);
+        trainer->model.forward(trainer->zero, trainer->inputs, kB, kT);
+        trainer->model.loss_and_logit_gradients(trainer->targets, &trainer->state->inv_valid_tokens, kB, kT);
+        trainer->model.backward(trainer->zero, trainer->inputs, trainer->sorted_positions);
+        for (size_t b = 0; b < trainer->zero.layout().buckets.size(); ++b) {
+            const Bucket& bucket = trainer->zero.layout().buckets[b];
+            const std::vector<float> own = read_floats(trainer->zero.owned_by_this_rank(b).gradients, bucket.unit_count, trainer->stream);
+            for (size_t i = 0; i < own.size(); ++i) {
+                (*sum)[bucket.logical_begin + i] += own[i];
+                (*magnitude)[bucket.logical_begin + i] += std::fabs(own[i]);
+            }
+        }
+    }
+    MPI_Allreduce(MPI_IN_PLACE, sum->data(), static_cast<int>(total), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, magnitude->data(), static_cast<int>(total), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+}
+
+void check_gradients(Check& check, const Trainer& trainer, const Case& c, float grad_norm, const std::vector<double>& sum, const std::vector<double>& magnitude,
+                     const std::string& what) {
+    // On its way an addend meets at most micro_steps - 1 stochastic roundings (twice the roundoff each) and N - 1 hops of the ring, in either order;
+    // every partial sum is at most the sum of magnitudes, grown by the roundings so far.
+    const double roundings = 2.0 * (c.micro_steps - 1) + (trainer.comm.size() - 1);
+    const double factor = std::expm1(roundings * std::log1p(kRoundoff));
+    size_t wrong = 0, compared = 0;
+    double largest = 0;
+    for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
+        const Bucket& bucket = trainer.zero.layout().buckets[b];
+        const ZeroEngine::Owned owned = trainer.zero.owned_by_this_rank(b);
+        const std::vector<float> own = read_floats(owned.gradients, owned.count, trainer.stream);
+        for (size_t i = 0; i < own.size(); ++i) {
+            const size_t in_bucket = owned.begin - bucket.begin + i;
+            const bool padding = in_bucket >= bucket.unit_count;
+            const double expected = padding ? 0 : sum[bucket.logical_begin + in_bucket];
+            // The smallest subnormal covers results that underflow.
+            const double allowed = padding ? 0 : factor * magnitude[bucket.logical_begin + in_bucket] + 1e-40;
+            const double error = std::fabs(own[i] - expected);
+            if (!(error <= allowed)) ++wrong;
+            if (allowed > 0) largest = std::max(largest, error / allowed);
+            ++compared;
+        }
+    }
+    check.expect(wrong == 0 && compared > 0, format("%s: %zu gradients against the sum of every micro-batch's own, largest error %.2f of the bound", what.c_str(), compared, largest));
+    double squares = 0, magnitude_squares = 0;
+    for (size_t i = 0; i < sum.size(); ++i) {
+        squares += sum[i] * sum[i];
+        magnitude_squares += magnitude[i] * magnitude[i];
+    }
+    // |‖a‖ - ‖b‖| <= ‖a - b‖, plus the norm's own fp32 arithmetic: chunks of eight squares, a rounding of the result.
+    const double allowed = factor * std::sqrt(magnitude_squares) + 8 * 0x1p-24 * std::sqrt(squares);
+    check.expect(std::fabs(grad_norm - std::sqrt(squares)) <= allowed,
+                 format("%s: gradient norm %.7g, expected %.7g within %.1e", what.c_str(), grad_norm, std::sqrt(squares), allowed));
+}
+
+Outcome run_steps(Check& check, const Process& process, const Communicator& comm, const Case& c, int stage, bool overlap, bool sync_every, const std::vector<double>& sum,
+                  const std::vector<double>& magnitude) {
+    const auto trainer = make_trainer(process, comm, c, stage, overlap, sync_every, c.micro_steps);
+    HostBatch batch(trainer->tokens_per_step());
+    Outcome outcome;
+    for (int step = 0; step < kSteps; ++step) {
+        for (int m = 0; m < c.micro_steps; ++m) fill_micro_batch(batch.buffers(), static_cast<size_t>(m) * kB * kT, c, trainer->config, step, process, m);
+        trainer->queue_step({step, 1e-2, 0.5, 77, 0}, batch.buffers());
+        const StepState state = trainer->read_state();
+        outcome.losses.push_back(state.loss);
+        outcome.norms.push_back(state.grad_norm);
+        if (step == 0) {
+            check_gradients(check, *trainer, c, state.grad_norm, sum, magnitude,
+                            format("%s, stage %d%s%s", text(c).c_str(), stage, overlap ? "" : ", no overlap", sync_every ? ", sync every micro-step" : ""));
+        }
+    }
+    outcome.params = gather_bits(*trainer, trainer->zero.params(), false);
+    outcome.master = gather_bits(*trainer, trainer->zero.master(), true);
+    outcome.m = gather_bits(*trainer, trainer->zero.first_moments(), true);
+    outcome.v = gather_bits(*trainer, trainer->zero.second_moments(), true);
+    // Every rank's whole parameters, its own slices or not, must be the same.
+    std::vector<floatX> mine(trainer->zero.layout().total_count), root;
+    CUDA_CHECK(cudaMemcpyAsync(mine.data(), trainer->zero.params(), mine.size() * sizeof(floatX), cudaMemcpyDeviceToHost, trainer->stream));
+    CUDA_CHECK(cudaStreamSynchronize(trainer->stream));
+    root = mine;
+    MPI_Bcast(root.data(), static_cast<int>(root.size() * sizeof(floatX)), MPI_BYTE, 0, MPI_COMM_WORLD);
+    check.expect(memcmp(root.data(), mine.data(), mine.size() * sizeof(floatX)) == 0, format("%s, stage %d: all ranks hold the same parameters", text(c).c_str(), stage));
+    return outcome;
+}
+
+void run_case(Check& check, const Process& process, const Communicator& comm, const Case& c) {
+    std::vector<double> sum, magnitude;
+    oracle_gradients(process, c, &sum, &magnitude);
+    const auto outcome = [&](int stage, bool overlap, bool sync_every = false) { return run_steps(check, process, comm, c, stage, overlap, sync_every, sum, magnitude); };
+    const Outcome stage0 = outcome(0, true), stage1 = outcome(1, true), stage2 = outcome(2, true);
+    bool moved = true;
+    for (int step = 0; step < kSteps; ++step) moved = moved && stage0.norms[step] > 0 && std::isfinite(stage0.losses[step]);
+    check.expect(moved, text(c) + ": there is something to compare");
+    check.expect(stage0 == stage1, text(c) + ": stage 1 equals stage 0 to the bit");
+    // With several micro-steps stage 2 adds in another order, even in fp32.
+    if (c.micro_steps == 1) check.expect(stage1 == stage2, text(c) + ": stage 2 equals stage 1 to the bit");
+    check.expect(outcome(1, true, true) == stage2, text(c) + ": stage 1 with sync every micro-step equals stage 2 to the bit");
+    check.expect(outcome(0, true, true) == stage2, text(c) + ": stage 0 with sync every micro-step equals stage 2 to the bit");
+    for (const int stage : {0, 1, 2}) {
+        check.expect(outcome(stage, false) == (stage == 0 ? stage0 : stage == 1 ? stage1 : stage2), format("%s: stage %d without overlap equals it with overlap", text(c).c_str(), stage));
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_main(argc, argv, [&](const Process& process) {
+        const bool quick = argc > 1 && std::string(argv[1]) == "--quick";
+        select_device(process);
+        const Communicator comm(process);
+        Check check{process};
+        for (const bool tied : {false, true}) {
+            for (const double bucket_mb : {0.0, 25.0}) {
+                run_case(check, process, comm, {tied, bucket_mb, 1, Signal::kAll});
+                run_case(check, process, comm, {tied, bucket_mb, 4, Signal::kAll});
+                if (quick) continue;
+                run_case(check, process, comm, {tied, bucket_mb, 4, Signal::kFirst});
+                run_case(check, process, comm, {tied, bucket_mb, 4, Signal::kLast});
+            }
+        }
+        if (process.rank == 0) printf("%d passed, %d failed\n", check.passed, check.failed);
+        return check.failed ? 1 : 0;
+    });
+}
