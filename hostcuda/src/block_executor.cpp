@@ -42,19 +42,8 @@ constexpr unsigned kMaxWarps = kMaxThreads / 32;
 constexpr unsigned kNone = ~0u;
 
 // ---- fibers --------------------------------------------------------------------------------------------------------------------
-// What a suspended thread waits for; lives on its stack.
-struct Wait {
-    const char* name;  // of the collective or barrier
-    const char* file;  // barriers: where the call stands
-    int line;
-    unsigned mask;     // collectives: the lanes it meets; 0 for a barrier
-};
-
 struct Fiber {
     void* context;      // where it goes on
-    const Wait* wait;   // null while it runs or is idle
-    unsigned thread;    // the suspended thread
-    uint3 thread_index;
     char* stack;
     size_t stack_bytes;
     Fiber* next_idle;
@@ -84,6 +73,7 @@ struct Meeting {
 
 struct Warp {
     unsigned ready;      // lanes that waited and may go on
+    unsigned waiting;    // lanes at a barrier or in a meeting that is not complete
     unsigned unstarted;  // lanes that have not run (kept when the scheduler decides)
     unsigned priority;
     void* lane_args[32];
@@ -110,12 +100,11 @@ struct Executor {
 
     Fiber* running = nullptr;      // null: the OS thread's own stack
     Fiber* idle = nullptr;
-    unsigned suspended = 0;
     unsigned warps = 0;
     bool scheduled = false;        // HOSTCUDA_SCHEDULE or TSan
     unsigned chosen = kNone;       // scheduled: the new thread that the fiber we switch to shall start
     unsigned rotation = 0;         // TSan: thread t runs on fiber (t + rotation) % fiber_count
-    Fiber* fiber_of[kMaxThreads];  // suspended threads
+    Fiber* fiber_of[kMaxThreads];  // the fiber each thread was suspended on last
     Warp warp[kMaxWarps];
     BarrierState barrier;
     WarpSchedule schedule;
@@ -195,7 +184,7 @@ HOSTCUDA_UNCHECKED void fiber_main() {
     for (;;) e.run_threads(e.call);
 }
 
-Fiber* new_fiber(Executor& e) {
+[[gnu::noinline]] Fiber* new_fiber(Executor& e) {
     if (e.fiber_count == kMaxThreads) stop("hostcuda's own fault: more fibers than threads");
     const size_t guard = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const size_t bytes = stack_bytes();
@@ -272,23 +261,40 @@ bool describe_running_thread(char* text, size_t size) {
 }
 [[maybe_unused]] const bool hooked = (describe_caller = describe_running_thread, true);
 
-bool was_started(const Executor& e, unsigned thread) {
-    return e.scheduled ? (e.warp[thread / 32].unstarted >> thread % 32 & 1) == 0 : thread < block_progress.next;
+bool is_waiting(const Executor& e, unsigned thread) { return (e.warp[thread / 32].waiting >> thread % 32 & 1) != 0; }
+
+bool has_returned(const Executor& e, unsigned thread) {
+    const bool started = e.scheduled ? (e.warp[thread / 32].unstarted >> thread % 32 & 1) == 0 : thread < block_progress.next;
+    const bool ready = (e.warp[thread / 32].ready >> thread % 32 & 1) != 0;
+    return started && !ready && !is_waiting(e, thread) && thread != block_progress.thread;
+}
+
+// The meeting a waiting thread is in; null when it waits at the barrier.
+const Meeting* meeting_of(const Executor& e, unsigned thread) {
+    for (const Meeting& meeting : e.warp[thread / 32].meetings) {
+        if ((meeting.arrived >> thread % 32 & 1) != 0) return &meeting;
+    }
+    return nullptr;
+}
+
+const char* barrier_name(Barrier kind) {
+    static constexpr const char* names[] = {"__syncthreads", "__syncthreads_count", "__syncthreads_and", "__syncthreads_or"};
+    return names[static_cast<int>(kind)];
 }
 
 // "thread (1,0,0) waits at __syncthreads in a.cu:12" into text.
 void describe_thread(const Executor& e, unsigned thread, char* text, size_t size) {
     const uint3 index = index_of(thread);
-    char place[512];
-    const Fiber* const fiber = e.fiber_of[thread];
-    if (fiber == nullptr) {
-        snprintf(place, sizeof(place), "%s", was_started(e, thread) ? "has returned" : "has not run");
-    } else if (fiber->wait->mask != 0) {
-        snprintf(place, sizeof(place), "waits at %s with mask 0x%08x", fiber->wait->name, fiber->wait->mask);
+    char state[512];
+    const Meeting* const meeting = meeting_of(e, thread);
+    if (meeting != nullptr) {
+        snprintf(state, sizeof(state), "waits at %s with mask 0x%08x", meeting->name, meeting->mask);
+    } else if (is_waiting(e, thread)) {
+        snprintf(state, sizeof(state), "waits at %s in %s:%d", barrier_name(e.barrier.kind), e.barrier.file, e.barrier.line);
     } else {
-        snprintf(place, sizeof(place), "waits at %s in %s:%d", fiber->wait->name, fiber->wait->file, fiber->wait->line);
+        snprintf(state, sizeof(state), "%s", has_returned(e, thread) ? "has returned" : "is elsewhere");
     }
-    snprintf(text, size, "thread (%u,%u,%u) %s", index.x, index.y, index.z, place);
+    snprintf(text, size, "thread (%u,%u,%u) %s", index.x, index.y, index.z, state);
 }
 
 // Makes `thread` the one a stop names.
@@ -298,44 +304,55 @@ void blame(unsigned thread) {
 }
 
 // All threads that have not returned wait, and nobody can come.
-[[noreturn]] void stop_no_progress(Executor& e) {
+[[noreturn, gnu::noinline]] void stop_no_progress(Executor& e) {
     const unsigned count = block_progress.count;
     char other[640];
     // A collective whose lanes cannot all come is the closer cause, also where others wait at a barrier for its lanes.
     for (unsigned thread = 0; thread < count; thread++) {
-        const Fiber* const fiber = e.fiber_of[thread];
-        if (fiber == nullptr || fiber->wait->mask == 0) continue;
-        const unsigned mask = fiber->wait->mask, first = thread & ~31u;
-        const unsigned missing = mask & ~e.warp[thread / 32].meetings[__builtin_ctz(mask)].arrived;
-        const unsigned lane = static_cast<unsigned>(__builtin_ctz(missing));
-        if (first + lane < count) {
-            describe_thread(e, first + lane, other, sizeof(other));
+        const Meeting* const meeting = meeting_of(e, thread);
+        if (meeting == nullptr) continue;
+        const unsigned missing = meeting->mask & ~meeting->arrived;
+        const unsigned lane = static_cast<unsigned>(__builtin_ctz(missing)), other_thread = (thread & ~31u) + lane;
+        if (other_thread < count) {
+            describe_thread(e, other_thread, other, sizeof(other));
         } else {
-            snprintf(other, sizeof(other), "the block has no such thread (%u threads)", count);
+            snprintf(other, sizeof(other), "the block has no such thread (it has %u)", count);
         }
-        const char* const name = fiber->wait->name;
         blame(thread);
         stop("missing lanes: %s with mask 0x%08x waits for lanes 0x%08x that never come; lane %u: %s; every lane named in the mask must make the call",
-             name, mask, missing, lane, other);
+             meeting->name, meeting->mask, missing, lane, other);
     }
-    for (unsigned thread = 0; thread < count; thread++) {
-        const Fiber* const fiber = e.fiber_of[thread];
-        if (fiber == nullptr) continue;
-        for (unsigned missing = 0; missing < count; missing++) {
-            if (e.fiber_of[missing] != nullptr) continue;
-            describe_thread(e, missing, other, sizeof(other));
-            const Wait wait = *fiber->wait;
-            blame(thread);
-            stop("divergent barrier: %s in %s:%d is reached by %u of %u threads; %s; every thread of the block must reach it", wait.name, wait.file,
-                 wait.line, e.barrier.arrived, count, other);
-        }
+    for (unsigned missing = 0; missing < count; missing++) {
+        if (is_waiting(e, missing)) continue;
+        describe_thread(e, missing, other, sizeof(other));
+        blame(e.barrier.first_thread);
+        stop("divergent barrier: %s in %s:%d is reached by %u of %u threads; %s; every thread of the block must reach it", barrier_name(e.barrier.kind),
+             e.barrier.file, e.barrier.line, e.barrier.arrived, count, other);
     }
     stop_block("hostcuda's own fault: no thread can go on");
 }
 
+[[noreturn, gnu::noinline]] void stop_other_barrier(const Executor& e, const char* name, int line, const char* file) {
+    char other[640];
+    describe_thread(e, e.barrier.first_thread, other, sizeof(other));
+    stop("divergent barrier: this thread is at %s in %s:%d, %s; all threads of the block must reach the same barrier", name, file, line, other);
+}
+
+[[noreturn, gnu::noinline]] void stop_other_meeting(const Executor& e, const Meeting& meeting, unsigned warp, unsigned mask, const char* name) {
+    char other[640];
+    describe_thread(e, warp * 32 + static_cast<unsigned>(__builtin_ctz(meeting.arrived)), other, sizeof(other));
+    stop("missing lanes: this lane is at %s with mask 0x%08x, %s%s; every lane named in the mask must make the same call with the same mask", name, mask,
+         other, meeting.mask == mask ? " (another type or another collective)" : "");
+}
+
 // ---- the order of threads ------------------------------------------------------------------------------------------------------
-// Scheduled orders: the thread to run next, taken off its warp's lists; kNone when there is none.
-HOSTCUDA_UNCHECKED unsigned choose_thread(Executor& e) {
+struct Choice {
+    unsigned thread;  // kNone when none can run
+    bool is_new;
+};
+
+// Scheduled orders: the thread to run next, taken off its warp's lists.
+HOSTCUDA_UNCHECKED Choice choose_thread(Executor& e) {
     unsigned best = kNone;
     if (!e.schedule.enabled) {
         if (block_progress.ready_warps != 0) {
@@ -358,14 +375,15 @@ HOSTCUDA_UNCHECKED unsigned choose_thread(Executor& e) {
             }
         }
     }
-    if (best == kNone) return kNone;
+    if (best == kNone) return {kNone, false};
     Warp& warp = e.warp[best];
     const unsigned lanes = e.schedule.enabled || warp.ready == 0 ? warp.ready | warp.unstarted : warp.ready;
     const unsigned lane = e.schedule.enabled ? e.schedule.pick_lane(lanes) : static_cast<unsigned>(__builtin_ctz(lanes));
+    const bool is_new = (warp.unstarted >> lane & 1) != 0;
     warp.ready &= ~(1u << lane);
     warp.unstarted &= ~(1u << lane);
     if (warp.ready == 0) block_progress.ready_warps &= ~(1u << best);
-    return best * 32 + lane;
+    return {best * 32 + lane, is_new};
 }
 
 HOSTCUDA_UNCHECKED inline Fiber* fiber_for_new_thread(Executor& e, unsigned thread) {
@@ -376,10 +394,9 @@ HOSTCUDA_UNCHECKED inline Fiber* fiber_for_new_thread(Executor& e, unsigned thre
 // The fiber to go on with when the running thread has to wait.
 HOSTCUDA_UNCHECKED inline Fiber* next_fiber(Executor& e) {
     if (e.scheduled) {
-        const unsigned thread = choose_thread(e);
-        if (thread == kNone) stop_no_progress(e);
-        Fiber* const waiting = e.fiber_of[thread];
-        return waiting != nullptr ? waiting : fiber_for_new_thread(e, thread);
+        const Choice choice = choose_thread(e);
+        if (choice.thread == kNone) stop_no_progress(e);
+        return choice.is_new ? fiber_for_new_thread(e, choice.thread) : e.fiber_of[choice.thread];
     }
     BlockProgress& progress = block_progress;
     if (progress.ready_warps != 0) {
@@ -394,27 +411,22 @@ HOSTCUDA_UNCHECKED inline Fiber* next_fiber(Executor& e) {
     stop_no_progress(e);
 }
 
-// Puts the running thread to sleep until someone makes it ready.
-HOSTCUDA_UNCHECKED void suspend(Executor& e, const Wait& wait) {
+// Puts the running thread to sleep until someone makes it ready. Inlined, like the switch itself.
+HOSTCUDA_UNCHECKED [[gnu::always_inline]] inline void suspend(Executor& e) {
     Fiber* const self = e.running;
     const unsigned thread = block_progress.thread;
-    self->thread = thread;
-    self->thread_index = threadIdx;
-    self->wait = &wait;
+    const uint3 index = threadIdx;
     e.fiber_of[thread] = self;
-    e.suspended++;
     Fiber* const next = next_fiber(e);
     if (next != self) switch_to(e, next);
-    e.suspended--;
-    e.fiber_of[thread] = nullptr;
-    self->wait = nullptr;
     block_progress.thread = thread;
-    threadIdx = self->thread_index;
+    threadIdx = index;
 }
 
 HOSTCUDA_UNCHECKED inline void make_ready(Executor& e, unsigned warp, unsigned lanes) {
     if (lanes == 0) return;
     e.warp[warp].ready |= lanes;
+    e.warp[warp].waiting &= ~lanes;
     block_progress.ready_warps |= 1u << warp;
 }
 
@@ -448,21 +460,20 @@ HOSTCUDA_UNCHECKED bool begin_thread_slow() {
     Fiber* const self = e.running;
     Fiber* next = nullptr;
     if (e.scheduled) {
-        const unsigned thread = choose_thread(e);
-        if (thread != kNone) {
-            next = e.fiber_of[thread];
-            if (next == nullptr) {
-                if (!kTsan) {
-                    start_thread(e, thread);
-                    return true;
-                }
-                next = fiber_for_new_thread(e, thread);
-            }
+        const Choice choice = choose_thread(e);
+        if (choice.is_new && !kTsan) {
+            start_thread(e, choice.thread);
+            return true;
         }
+        if (choice.thread != kNone) next = choice.is_new ? fiber_for_new_thread(e, choice.thread) : e.fiber_of[choice.thread];
     } else if (progress.ready_warps != 0) {
         next = next_fiber(e);
     }
-    if (next == nullptr && e.suspended != 0) stop_no_progress(e);
+    if (next == nullptr) {
+        for (unsigned w = 0; w < e.warps; w++) {
+            if (e.warp[w].waiting != 0) stop_no_progress(e);
+        }
+    }
     if (next != self) {
         if (!kTsan) put_idle(e, self);
         switch_to(e, next);  // to the OS thread's own stack when the block is done
@@ -471,9 +482,7 @@ HOSTCUDA_UNCHECKED bool begin_thread_slow() {
 }
 
 HOSTCUDA_UNCHECKED int block_barrier(Barrier kind, int predicate, int line, const char* file) {
-    static constexpr const char* names[] = {"__syncthreads", "__syncthreads_count", "__syncthreads_and", "__syncthreads_or"};
-    const char* const name = names[static_cast<int>(kind)];
-    if (block_progress.count == 0) stop("%s is called outside a kernel (%s:%d)", name, file, line);
+    if (block_progress.count == 0) stop("%s is called outside a kernel (%s:%d)", barrier_name(kind), file, line);
     Executor& e = *executor;
     BarrierState& b = e.barrier;
     if (b.arrived == 0) {
@@ -484,16 +493,13 @@ HOSTCUDA_UNCHECKED int block_barrier(Barrier kind, int predicate, int line, cons
         b.count = 0;
         if (kTsan) b.sync = next_sync_name(e);
     } else if (b.kind != kind || b.line != line || (b.file != file && strcmp(b.file, file) != 0)) {
-        char other[640];
-        describe_thread(e, b.first_thread, other, sizeof(other));
-        stop("divergent barrier: this thread is at %s in %s:%d, %s; all threads of the block must reach the same barrier", name, file, line, other);
+        stop_other_barrier(e, barrier_name(kind), line, file);
     }
     b.arrived++;
     b.count += predicate != 0;
     const unsigned parity = b.parity;
     const char* const sync = b.sync;
     happens_before_release(sync);
-    const Wait wait{name, file, line, 0};
     if (b.arrived == block_progress.count) {
         switch (kind) {
             case Barrier::plain: b.result[parity] = 0; break;
@@ -507,10 +513,11 @@ HOSTCUDA_UNCHECKED int block_barrier(Barrier kind, int predicate, int line, cons
         for (unsigned w = 0; w < e.warps; w++) make_ready(e, w, w == self_warp ? lanes_of_warp(w) & ~(1u << self_lane) : lanes_of_warp(w));
         if (e.schedule.enabled) {  // the last one to come need not be the first one to go
             make_ready(e, self_warp, 1u << self_lane);
-            suspend(e, wait);
+            suspend(e);
         }
     } else {
-        suspend(e, wait);
+        e.warp[block_progress.thread / 32].waiting |= 1u << block_progress.thread % 32;
+        suspend(e);
     }
     happens_before_acquire(sync);
     return b.result[parity];
@@ -529,16 +536,12 @@ HOSTCUDA_UNCHECKED void warp_collective(unsigned mask, void* args, WarpCompute c
         meeting.name = name;
         if (kTsan) meeting.sync = next_sync_name(e);
     } else if (meeting.mask != mask || meeting.compute != compute) {
-        char other[640];
-        describe_thread(e, w * 32 + static_cast<unsigned>(__builtin_ctz(meeting.arrived)), other, sizeof(other));
-        stop("missing lanes: this lane is at %s with mask 0x%08x, %s%s; every lane named in the mask must make the same call with the same mask", name,
-             mask, other, meeting.mask == mask ? " (another type or another collective)" : "");
+        stop_other_meeting(e, meeting, w, mask, name);
     }
     meeting.arrived |= 1u << lane;
     warp.lane_args[lane] = args;
     const char* const sync = meeting.sync;
     happens_before_release(sync);
-    const Wait wait{name, nullptr, 0, mask};
     if (meeting.arrived == mask) {
         meeting.arrived = 0;
         happens_before_acquire(sync);
@@ -547,10 +550,11 @@ HOSTCUDA_UNCHECKED void warp_collective(unsigned mask, void* args, WarpCompute c
         make_ready(e, w, mask & ~(1u << lane));
         if (e.schedule.enabled) {
             make_ready(e, w, 1u << lane);
-            suspend(e, wait);
+            suspend(e);
         }
     } else {
-        suspend(e, wait);
+        warp.waiting |= 1u << lane;
+        suspend(e);
     }
     happens_before_acquire(sync);
 }
@@ -562,8 +566,7 @@ unsigned active_lanes() {
     unsigned lanes = 0;
     for (unsigned lane = 0; lane < 32 && first + lane < block_progress.count; lane++) {
         const unsigned thread = first + lane;
-        const bool returned = thread != block_progress.thread && was_started(e, thread) && e.fiber_of[thread] == nullptr;
-        if (!returned) lanes |= 1u << lane;
+        if (!has_returned(e, thread)) lanes |= 1u << lane;
     }
     return lanes;
 }
@@ -613,7 +616,7 @@ HOSTCUDA_UNCHECKED void run_block(Launch& launch, size_t block_index) {
     progress.count = grid.block.x * grid.block.y * grid.block.z;
     progress.thread = kNone;
     progress.next = 0;
-    progress.next_index = uint3{0, 0, 0};
+    progress.next_x = progress.next_y = progress.next_z = 0;
     progress.ready_warps = 0;
     e.warps = (progress.count + 31) / 32;
     e.schedule.begin_block(launch.serial, block_index);
@@ -634,7 +637,7 @@ HOSTCUDA_UNCHECKED void run_block(Launch& launch, size_t block_index) {
     begin_block_shared_memory(grid.dynamic_bytes);
     Fiber* first;
     if (e.scheduled) {
-        first = fiber_for_new_thread(e, choose_thread(e));
+        first = fiber_for_new_thread(e, choose_thread(e).thread);
     } else {
         first = take_idle(e);
     }

@@ -22,8 +22,9 @@ struct BlockProgress {
     unsigned next;         // first thread that has not been started
     unsigned direct_end;   // threads below it may be started by the plain loop; 0 when the scheduler decides (schedule seeds, TSan)
     unsigned ready_warps;  // warps with lanes that waited and may go on
+    unsigned next_x;       // threadIdx of `next`; x apart from y and z: a load that spans it and a neighbour would wait for the store of x
     unsigned count;        // threads in the block; 0 outside kernels
-    uint3 next_index;      // threadIdx of `next`
+    unsigned next_y, next_z;
 };
 HOSTCUDA_THREAD_LOCAL BlockProgress block_progress;
 
@@ -34,12 +35,14 @@ inline bool begin_thread() {
     BlockProgress& progress = block_progress;
     if (progress.next >= progress.direct_end || progress.ready_warps != 0) return begin_thread_slow();
     progress.thread = progress.next++;
-    threadIdx = progress.next_index;
-    if (++progress.next_index.x == blockDim.x) {
-        progress.next_index.x = 0;
-        if (++progress.next_index.y == blockDim.y) {
-            progress.next_index.y = 0;
-            ++progress.next_index.z;
+    const unsigned x = progress.next_x;
+    threadIdx = uint3{x, progress.next_y, progress.next_z};
+    progress.next_x = x + 1;
+    if (x + 1 == blockDim.x) {
+        progress.next_x = 0;
+        if (++progress.next_y == blockDim.y) {
+            progress.next_y = 0;
+            ++progress.next_z;
         }
     }
     return true;
