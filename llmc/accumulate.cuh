@@ -9,23 +9,31 @@
 #include "llmc/random.cuh"
 #include "llmc/step_state.cuh"
 
-// Philox is a chain of ten multiplications; several independent vectors a thread keep the multipliers busy.
 inline constexpr int kAccumulateThreads = 128;
-inline constexpr int kAccumulateVectors = 2;
+inline constexpr int kAccumulateVectors = 8;  // counters that philox works on at once
 
 template <typename Acc>
 __global__ void __launch_bounds__(kAccumulateThreads)
     accumulate_gradient_kernel(Acc* acc, const floatX* addend, size_t n, unsigned long long first_logical, unsigned addend_index, const StepState* state) {
+    const size_t first = (static_cast<size_t>(blockIdx.x) * kAccumulateVectors * kAccumulateThreads + threadIdx.x) * kVector;
+    constexpr size_t kStride = kAccumulateThreads * kVector;
+    uint4 random[kAccumulateVectors];
+    if constexpr (!std::is_same_v<Acc, float>) {
+#pragma unroll
+        for (int j = 0; j < kAccumulateVectors; j++) {
+            random[j] = random_counter(RandomPurpose::kStochasticRounding, (first_logical + first + j * kStride) / kVector, state->step, addend_index);
+        }
+        philox(state->seed, random);
+    }
 #pragma unroll
     for (int j = 0; j < kAccumulateVectors; j++) {
-        const size_t i = ((static_cast<size_t>(blockIdx.x) * kAccumulateVectors + j) * kAccumulateThreads + threadIdx.x) * kVector;
-        if (i >= n) continue;
+        const size_t i = first + j * kStride;
+        if (i >= n) break;
         const Float8 sum = load8(acc + i) + load8(addend + i);
         if constexpr (std::is_same_v<Acc, float>) {
             store8(acc + i, sum);
         } else {
-            const uint4 counter = random_counter(RandomPurpose::kStochasticRounding, (first_logical + i) / kVector, state->step, addend_index);
-            store8_stochastic(acc + i, sum, philox(state->seed, counter));
+            store8_stochastic(acc + i, sum, random[j]);
         }
     }
 }

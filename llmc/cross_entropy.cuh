@@ -15,17 +15,6 @@
 inline constexpr int kCrossEntropyWideThreads = 256;
 inline constexpr int kCrossEntropyNarrow = 8192;
 
-// Eight logits of the row; columns of the padding count as minus infinity, whatever is there.
-__device__ __forceinline__ Float8 load_logits8(const floatX* row, int column, int V) {
-    Float8 x = load8(row + column);
-    if (column + kVector > V) {
-        for (int i = 0; i < kVector; i++) {
-            if (column + i >= V) x[i] = -kInfinity;
-        }
-    }
-    return x;
-}
-
 template <bool WriteGradients, int Threads>
 __global__ void __launch_bounds__(Threads) cross_entropy_kernel(float* losses, floatX* logits, const int* targets, const float* inv_valid, int V, int Vp) {
     floatX* row = logits + static_cast<size_t>(blockIdx.x) * Vp;
@@ -43,20 +32,20 @@ __global__ void __launch_bounds__(Threads) cross_entropy_kernel(float* losses, f
     // Online: the largest logit so far and the sum of exp(logit - largest), in each of the eight lanes of a thread. Four vectors at a time share
     // one correction of the sum, so 1.25 exponentials an element. The start is finite: minus infinity less itself would be NaN.
     Float8 largest = set8(-kFloatMax), sum = zero8();
-    constexpr int kTurn = 4;
-    for (int c = threadIdx.x * kVector; c < V; c += kTurn * Threads * kVector) {
-        Float8 x[kTurn];
-        Float8 turn_largest = largest;
-#pragma unroll
-        for (int j = 0; j < kTurn; j++) {
-            const int column = c + j * Threads * kVector;
-            x[j] = column < V ? load_logits8(row, column, V) : set8(-kInfinity);
-            turn_largest = max8(turn_largest, x[j]);
-        }
-        sum = sum * exp8(largest - turn_largest);
+    constexpr int kTurn = 4, kStride = Threads * kVector;
+    int c = threadIdx.x * kVector;
+    for (; c + (kTurn - 1) * kStride + kVector <= V; c += kTurn * kStride) {
+        const Float8 x0 = load8(row + c), x1 = load8(row + c + kStride), x2 = load8(row + c + 2 * kStride), x3 = load8(row + c + 3 * kStride);
+        const Float8 turn_largest = max8(largest, max8(max8(x0, x1), max8(x2, x3)));
+        sum = sum * exp8(largest - turn_largest) + ((exp8(x0 - turn_largest) + exp8(x1 - turn_largest)) + (exp8(x2 - turn_largest) + exp8(x3 - turn_largest)));
         largest = turn_largest;
-#pragma unroll
-        for (int j = 0; j < kTurn; j++) sum += exp8(x[j] - largest);
+    }
+    for (; c < V; c += kStride) {
+        // Columns of the padding count as minus infinity, whatever is there.
+        const Float8 x = first8(load8(row + c), V - c, -kInfinity);
+        const Float8 turn_largest = max8(largest, x);
+        sum = sum * exp8(largest - turn_largest) + exp8(x - turn_largest);
+        largest = turn_largest;
     }
     const float thread_largest = largest8(largest);
     const float thread_sum = sum8(sum * exp8(largest - thread_largest));
@@ -67,11 +56,11 @@ __global__ void __launch_bounds__(Threads) cross_entropy_kernel(float* losses, f
 
     if constexpr (WriteGradients) {
         const float scale = *inv_valid, inv_sum = 1.0f / row_sum;
-        for (int c = threadIdx.x * kVector; c < Vp; c += Threads * kVector) {
-            Float8 probability = zero8();
-            if (c < V) probability = exp8(load_logits8(row, c, V) - row_largest) * inv_sum;
-            if (target - c >= 0 && target - c < kVector) probability[target - c] -= 1.0f;
-            store8(row + c, probability * scale);
+        for (c = threadIdx.x * kVector; c < Vp; c += kStride) {
+            Float8 gradient = exp8(load8(row + c) - row_largest) * inv_sum;
+            if (target >= c && target < c + kVector) gradient -= one_hot8(target - c);
+            if (c + kVector > V) gradient = first8(gradient, V - c, 0.0f);
+            store8(row + c, gradient * scale);
         }
     }
 }

@@ -1,7 +1,8 @@
 // What every kernel stands on: the storage type, launches, shared memory, 8-element vectors, warp and block reductions.
 //
 // Names: floatX, kFloatXType, CUDA_CHECK, NvtxRange, ceil_div, launch, with_bool, SHARED, dynamic_shared, to_float, from_float,
-//        Float8 (load8, store8, set8, zero8, fma8, max8, sqrt8, exp8, sum8, largest8), warp_sum, group_sum, warp_max, block_sum, block_max.
+//        Float8 (load8, store8, store8_stochastic, set8, zero8, first8, one_hot8, fma8, max8, sqrt8,
+//        exp8, sum8, largest8), warp_sum, group_sum, row_lanes, warp_max, block_sum, block_max.
 //
 // Besides ptx.cuh this is the only file that looks at __CUDACC__: below it a GPU and hostcuda are the same machine. Where the two differ
 // is speed, and the helpers here are chosen so that a kernel written with them is good on both: 16-byte loads that become SIMD
@@ -213,6 +214,30 @@ __device__ __forceinline__ void store8(__nv_bfloat16* address, const Float8& x) 
     *reinterpret_cast<uint4*>(address) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+// The bfloat16 bits of x, rounded up with a probability equal to the part that does not fit: noise is uniform in [0, 65536). A value that
+// is a bfloat16 stays what it is, whatever the noise; the mean over the noise is x exactly. Infinities stay, a NaN becomes 0x7fff, and a
+// finite value beyond the largest bfloat16 becomes that one rather than an infinity: there alone the mean is off.
+__device__ __forceinline__ unsigned stochastic_round_bits(unsigned float_bits, unsigned noise) {
+    const unsigned magnitude = float_bits & 0x7fffffffu;
+    const unsigned sum = magnitude + noise;
+    // Carried into infinity: back to the largest finite one.
+    const unsigned rounded = sum >= 0x7f800000u && magnitude < 0x7f800000u ? 0x7f7fu : sum >> 16;
+    return magnitude > 0x7f800000u ? 0x7fffu : (float_bits >> 31 << 15 | rounded);
+}
+
+// Stores eight elements rounded so, with 128 random bits: sixteen each, the first element's in the low half of the first word.
+__device__ __forceinline__ void store8_stochastic(__nv_bfloat16* address, const Float8& x, uint4 random) {
+    const unsigned words[4] = {random.x, random.y, random.z, random.w};
+    unsigned packed[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const unsigned low = stochastic_round_bits(__float_as_uint(x[2 * i]), words[i] & 0xffffu);
+        const unsigned high = stochastic_round_bits(__float_as_uint(x[2 * i + 1]), words[i] >> 16);
+        packed[i] = low | high << 16;
+    }
+    *reinterpret_cast<uint4*>(address) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+}
+
 __device__ __forceinline__ Float8 fma8(const Float8& a, const Float8& b, const Float8& c) {
     Float8 result;
 #pragma unroll
@@ -238,6 +263,22 @@ __device__ __forceinline__ Float8 exp8(const Float8& x) {
     Float8 result;
 #pragma unroll
     for (int i = 0; i < 8; i++) result[i] = expf(x[i]);
+    return result;
+}
+
+// The first `count` elements of x, then `rest`.
+__device__ __forceinline__ Float8 first8(const Float8& x, int count, float rest) {
+    Float8 result;
+#pragma unroll
+    for (int i = 0; i < 8; i++) result[i] = i < count ? x[i] : rest;
+    return result;
+}
+
+// 1 at the index, 0 elsewhere (everywhere, if the index is outside).
+__device__ __forceinline__ Float8 one_hot8(int index) {
+    Float8 result;
+#pragma unroll
+    for (int i = 0; i < 8; i++) result[i] = i == index ? 1.0f : 0.0f;
     return result;
 }
 
@@ -279,6 +320,21 @@ inline void store8(__nv_bfloat16* address, Float8 x) {
     const Uint8 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const Uint8 nan = reinterpret_cast<Uint8>(reinterpret_cast<Int8>(bits & 0x7fffffffu) > 0x7f800000);
     const Ushort8 raw = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fffu), Ushort8);
+    memcpy(address, &raw, sizeof(raw));
+}
+
+// As the device's, whose comment says what it does.
+inline void store8_stochastic(__nv_bfloat16* address, Float8 x, uint4 random) {
+    ::hostcuda::check_aligned(address, 16);
+    Ushort8 noise;
+    memcpy(&noise, &random, sizeof(noise));
+    // All values stay below 2^31 until the sign is put back, so signed comparisons serve, which every CPU has.
+    const Int8 bits = reinterpret_cast<Int8>(x), magnitude = bits & 0x7fffffff;
+    const Int8 sum = reinterpret_cast<Int8>(reinterpret_cast<Uint8>(magnitude) + __builtin_convertvector(noise, Uint8));
+    const Int8 carried = (sum >= 0x7f800000) & (magnitude < 0x7f800000), nan = magnitude > 0x7f800000;
+    Int8 rounded = (carried & 0x7f7f) | (~carried & (sum >> 16));
+    rounded = (nan & 0x7fff) | (~nan & (rounded | (reinterpret_cast<Int8>(reinterpret_cast<Uint8>(bits) >> 31) << 15)));
+    const Ushort8 raw = __builtin_convertvector(reinterpret_cast<Uint8>(rounded), Ushort8);
     memcpy(address, &raw, sizeof(raw));
 }
 
@@ -327,6 +383,10 @@ inline Float8 exp8(Float8 x) {
     const Float8 scale_b = reinterpret_cast<Float8>((n - half + 127) << 23);
     return p * scale_a * scale_b;
 }
+
+inline Float8 first8(Float8 x, int count, float rest) { return select8(Int8{0, 1, 2, 3, 4, 5, 6, 7} < count, x, set8(rest)); }
+
+inline Float8 one_hot8(int index) { return select8(Int8{0, 1, 2, 3, 4, 5, 6, 7} == index, set8(1.0f), set8(0.0f)); }
 
 #endif
 
@@ -393,6 +453,7 @@ inline void warp_fold(void** lane_args, unsigned) {
 
 template <typename T>
 inline T group_sum(T x, int lanes) {
+    if (lanes == 1) return x;
     WarpFoldArgs<T> args{x, lanes};
     ::hostcuda::warp_collective(0xffffffffu, &args, warp_fold<T, false>, "group_sum");
     return args.value;
@@ -410,6 +471,14 @@ inline float warp_max(float x) {
 }
 
 #endif
+
+// Lanes that take a row together: the smallest power of two that leaves each at most `vectors` vectors, at most a warp. Several vectors a lane
+// keep a GPU's loads in flight and let a warp take several rows for the price of one meeting; beyond a dozen, too few warps are left.
+inline int row_lanes(int row_length, int vectors) {
+    int lanes = 1;
+    while (lanes < kWarpSize && lanes * vectors * kVector < row_length) lanes *= 2;
+    return lanes;
+}
 
 // All threads of a one-dimensional block (a multiple of 32 threads) call; all get the result. Warps are added in their order. Two
 // barriers: one before the partials are read, one so that the next call may overwrite them. A block of one warp needs neither.

@@ -14,11 +14,13 @@ template <typename T>
 __global__ void __launch_bounds__(kFlatThreads) init_normal_kernel(T* p, size_t n, unsigned long long seed, unsigned long long parameter_id, float std) {
     const size_t i = (static_cast<size_t>(blockIdx.x) * kFlatThreads + threadIdx.x) * kVector;
     if (i >= n) return;
+    // Four normals a counter.
+    uint4 random[2] = {random_counter(RandomPurpose::kInit, i / 4, parameter_id, 0), random_counter(RandomPurpose::kInit, i / 4 + 1, parameter_id, 0)};
+    philox(seed, random);
     Float8 value;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const uint4 random = philox(seed, random_counter(RandomPurpose::kInit, i / 4 + half, parameter_id, 0));
-        const float2 first = normal_pair(random.x, random.y), second = normal_pair(random.z, random.w);
+        const float2 first = normal_pair(random[half].x, random[half].y), second = normal_pair(random[half].z, random[half].w);
         value[4 * half] = first.x;
         value[4 * half + 1] = first.y;
         value[4 * half + 2] = second.x;

@@ -2,25 +2,19 @@
 //
 // Formulas as in rmsnorm.cuh with HD for C. out holds queries and keys only; values stay where they are in qkv.
 // Bytes an element of q and k (bf16): forward 2 read + 2 written, backward 4 + 2. Requires HD a multiple of 8.
-// A head is narrower than a warp's 256 elements, so groups of 1, 2, 4 ... 32 lanes take a head each.
+// Groups of 1, 2, 4 ... 32 lanes take a head each.
 #pragma once
 
 #include "llmc/device.cuh"
 #include "llmc/reduce.cuh"
 
-inline constexpr int kQkNormWarps = 4;
+inline constexpr int kQkNormThreads = 128;
+inline constexpr int kQkNormVectors = 4;  // a lane: a head of 128 is 4 lanes, which read 64 bytes side by side
 
-// Lanes of a group: the smallest power of two that holds HD / 8 vectors, at most a warp (a wider head takes several turns).
-inline int qk_norm_lanes(int HD) {
-    int lanes = 1;
-    while (lanes < kWarpSize && lanes * kVector < HD) lanes *= 2;
-    return lanes;
-}
-
-__global__ void __launch_bounds__(kQkNormWarps* kWarpSize)
+__global__ void __launch_bounds__(kQkNormThreads)
     qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* qkv, const floatX* q_weight, const floatX* k_weight, size_t num_items, int NH, int NKV, int HD,
                            int lanes, float eps) {
-    const size_t item = (static_cast<size_t>(blockIdx.x) * (kQkNormWarps * kWarpSize) + threadIdx.x) / lanes;  // row * (NH + NKV) + head
+    const size_t item = (static_cast<size_t>(blockIdx.x) * kQkNormThreads + threadIdx.x) / lanes;  // row * (NH + NKV) + head
     const int lane = threadIdx.x % lanes;
     const bool active = item < num_items;  // idle groups still take part in the warp's sum
     const size_t row = item / (NH + NKV);
@@ -46,9 +40,9 @@ inline void qk_norm_forward(floatX* out, float* rstd, const floatX* qkv, const f
     NvtxRange range(__func__);
     CHECK(HD > 0 && HD % kVector == 0, "qk_norm_forward: head_dim %d, not a positive multiple of %d", HD, kVector);
     if (N == 0) return;
-    const int lanes = qk_norm_lanes(HD);
+    const int lanes = row_lanes(HD, kQkNormVectors);
     const size_t num_items = static_cast<size_t>(N) * (NH + NKV);
-    launch(qk_norm_forward_kernel, grid_for(num_items, kQkNormWarps * kWarpSize / lanes), kQkNormWarps * kWarpSize, 0, stream, out, rstd, qkv, q_weight, k_weight,
+    launch(qk_norm_forward_kernel, grid_for(num_items, kQkNormThreads / lanes), kQkNormThreads, 0, stream, out, rstd, qkv, q_weight, k_weight,
            num_items, NH, NKV, HD, lanes, eps);
 }
 
@@ -57,7 +51,7 @@ inline constexpr int kQkNormMaxBlocks = 1024;
 
 inline int qk_norm_backward_rows(int N) { return std::max(1, ceil_div(N, kQkNormMaxBlocks)); }
 
-inline int qk_norm_backward_partials(int N, int HD) { return ceil_div(N, qk_norm_backward_rows(N)) * (kWarpSize / qk_norm_lanes(HD)); }
+inline int qk_norm_backward_partials(int N, int HD) { return ceil_div(N, qk_norm_backward_rows(N)) * (kWarpSize / row_lanes(HD, kQkNormVectors)); }
 
 // Floats of scratch for qk_norm_backward. Depends on the sizes only.
 inline size_t qk_norm_backward_scratch_count(int N, int HD) { return static_cast<size_t>(qk_norm_backward_partials(N, HD)) * 2 * HD; }
@@ -110,7 +104,7 @@ inline void qk_norm_backward(floatX* dqkv, floatX* dq_weight, floatX* dk_weight,
                              const floatX* k_weight, const float* rstd, int N, int NH, int NKV, int HD, cudaStream_t stream) {
     NvtxRange range(__func__);
     CHECK(HD > 0 && HD % kVector == 0, "qk_norm_backward: head_dim %d, not a positive multiple of %d", HD, kVector);
-    const int lanes = qk_norm_lanes(HD);
+    const int lanes = row_lanes(HD, kQkNormVectors);
     const int rows = qk_norm_backward_rows(N);
     const int num_partials = qk_norm_backward_partials(N, HD);
     const size_t smem_bytes = static_cast<size_t>(kWarpSize / lanes) * 2 * HD * sizeof(float);

@@ -47,7 +47,8 @@ __global__ void operators_kernel(float* out, const float* a, const float* b) {
     Float8 compound = x;
     compound += y;
     compound *= 2.0f;
-    const Float8 results[] = {x + y, x - y, x * y, x / y, -x, 2.0f - x, x + 2.0f, 1.0f / y, fma8(x, y, x), max8(x, y), sqrt8(x * x), set8(7.0f), zero8(), element, compound};
+    const Float8 results[] = {x + y, x - y, x * y, x / y, -x, 2.0f - x, x + 2.0f, 1.0f / y, fma8(x, y, x), max8(x, y), sqrt8(x * x), set8(7.0f), zero8(), element, compound,
+                              first8(x, 3, 9.0f), first8(x, 8, 9.0f), first8(x, 0, 9.0f), one_hot8(5), one_hot8(-1), one_hot8(8)};
     int row = 0;
     for (const Float8& result : results) store8(out + 8 * row++, result);
     store8(out + 8 * row, set8(sum8(x)));
@@ -56,14 +57,15 @@ __global__ void operators_kernel(float* out, const float* a, const float* b) {
 
 TEST(Vectors, Operators) {
     const std::vector<float> a = {1, -2, 3, -4, 5, -6, 7, -8}, b = {8, 7, 6, 5, -4, -3, -2, -1};
-    DeviceBuffer<float> da(a), db(b), out(17 * 8);
+    DeviceBuffer<float> da(a), db(b), out(23 * 8);
     launch(operators_kernel, 1, 1, 0, test_stream(), out, da, db);
     const std::vector<float> actual = out.download();
     for (int i = 0; i < 8; i++) {
         const float x = a[i], y = b[i];
         // Small integers: everything but the divisions is exact, and those round once on every device.
-        const float expected[] = {x + y, x - y, x * y, x / y, -x, 2 - x, x + 2, 1 / y, x * y + x, std::max(x, y), std::abs(x), 7, 0, i == 3 ? 42 : x, (x + y) * 2, -4, 7};
-        for (int row = 0; row < 17; row++) EXPECT_EQ(actual[8 * row + i], expected[row]) << "row " << row << " element " << i;
+        const float expected[] = {x + y, x - y, x * y, x / y, -x, 2 - x, x + 2, 1 / y, x * y + x, std::max(x, y), std::abs(x), 7, 0, i == 3 ? 42 : x, (x + y) * 2,
+                                  i < 3 ? x : 9, x, 9, i == 5 ? 1.0f : 0.0f, 0, 0, -4, 7};
+        for (int row = 0; row < 23; row++) EXPECT_EQ(actual[8 * row + i], expected[row]) << "row " << row << " element " << i;
     }
 }
 

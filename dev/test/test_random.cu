@@ -18,11 +18,14 @@ TEST(Philox, KnownAnswers) {
         {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
     };
     for (const Case& c : cases) {
-        const uint4 actual = philox(static_cast<unsigned long long>(c.key[1]) << 32 | c.key[0], make_uint4(c.counter[0], c.counter[1], c.counter[2], c.counter[3]));
-        EXPECT_EQ(actual.x, c.expected[0]);
-        EXPECT_EQ(actual.y, c.expected[1]);
-        EXPECT_EQ(actual.z, c.expected[2]);
-        EXPECT_EQ(actual.w, c.expected[3]);
+        // Beside counters of other lanes, which must not mix.
+        uint4 actual[8];
+        for (int lane = 0; lane < 8; lane++) actual[lane] = make_uint4(c.counter[0] + lane, c.counter[1], c.counter[2], c.counter[3]);
+        philox(static_cast<unsigned long long>(c.key[1]) << 32 | c.key[0], actual);
+        EXPECT_EQ(actual[0].x, c.expected[0]);
+        EXPECT_EQ(actual[0].y, c.expected[1]);
+        EXPECT_EQ(actual[0].z, c.expected[2]);
+        EXPECT_EQ(actual[0].w, c.expected[3]);
     }
 }
 
@@ -35,38 +38,68 @@ TEST(Philox, CountersOfDifferentUsesDiffer) {
     EXPECT_NE(base, words(random_counter(RandomPurpose::kInit, 5, 6, 8)));
 }
 
+// Rounds every value with every noise on the device: vector v takes value v / noises and the noise v % noises in all eight lanes.
+__global__ void round_kernel(__nv_bfloat16* out, const float* values, size_t num_values, unsigned first_noise, unsigned num_noises) {
+    const size_t vector = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (vector >= num_values * num_noises) return;
+    const unsigned noise = (first_noise + static_cast<unsigned>(vector % num_noises)) * 0x10001u;
+    store8_stochastic(out + vector * kVector, set8(values[vector / num_noises]), make_uint4(noise, noise, noise, noise));
+}
+
+// (values, noises): the first lane, after checking that all eight agree
+std::vector<uint16_t> round_all(const std::vector<float>& values, unsigned first_noise, unsigned num_noises) {
+    const size_t vectors = values.size() * num_noises;
+    DeviceBuffer<float> in(values);
+    DeviceBuffer<__nv_bfloat16> out(vectors * kVector);
+    launch(round_kernel, grid_for(vectors, 256), 256, 0, test_stream(), out, in, values.size(), first_noise, num_noises);
+    const std::vector<__nv_bfloat16> all = out.download();
+    std::vector<uint16_t> result;
+    for (size_t vector = 0; vector < vectors; vector++) {
+        result.push_back(bits_of(all[vector * kVector]));
+        for (int lane = 1; lane < kVector; lane++) EXPECT_EQ(bits_of(all[vector * kVector + lane]), result.back());
+    }
+    return result;
+}
+
 TEST(StochasticRounding, ExactValuesStay) {
-    for (uint32_t bits = 0; bits < 65536; bits++) {
-        const bool nan = (bits & 0x7fff) > 0x7f80;
-        for (const unsigned noise : {0u, 1u, 0x7fffu, 0x8000u, 0xffffu}) ASSERT_EQ(stochastic_round_bits(bits << 16, noise), nan ? 0x7fffu : bits);
+    std::vector<float> values;
+    for (uint32_t bits = 0; bits < 65536; bits++) values.push_back(float_of(bits << 16));
+    for (const unsigned noise : {0u, 1u, 0x7fffu, 0x8000u, 0xffffu}) {
+        const std::vector<uint16_t> actual = round_all(values, noise, 1);
+        for (uint32_t bits = 0; bits < 65536; bits++) ASSERT_EQ(actual[bits], (bits & 0x7fff) > 0x7f80 ? 0x7fff : bits);
     }
 }
 
 TEST(StochasticRounding, NoNoiseMakesFiniteInfinite) {
-    for (const uint32_t bits : {0x7f7f0001u, 0x7f7fffffu, 0xff7f0001u, 0xff7fffffu}) {
-        for (const unsigned noise : {0u, 0xffffu}) EXPECT_EQ(stochastic_round_bits(bits, noise), bits >> 16);
+    // The last two are NaN whose payload is in the lower half, or everywhere: they must not become infinities.
+    const std::vector<uint32_t> patterns = {0x7f7f0001u, 0x7f7fffffu, 0xff7f0001u, 0xff7fffffu, 0x7f800001u, 0xffffffffu};
+    std::vector<float> values;
+    for (const uint32_t bits : patterns) values.push_back(float_of(bits));
+    for (const unsigned noise : {0u, 1u, 0xffffu}) {
+        const std::vector<uint16_t> actual = round_all(values, noise, 1);
+        for (size_t i = 0; i < values.size(); i++) EXPECT_EQ(actual[i], i < 4 ? patterns[i] >> 16 : 0x7fffu);
     }
-    // A NaN whose payload is in the lower half only must not become an infinity.
-    EXPECT_EQ(stochastic_round_bits(0x7f800001u, 0), 0x7fffu);
-    EXPECT_EQ(stochastic_round_bits(0xffffffffu, 0xffffu), 0x7fffu);
 }
 
 TEST(StochasticRounding, MeanOverAllNoiseIsExact) {
     std::mt19937 generator(2);
-    for (int i = 0; i < 40; i++) {
-        // Any sign, any finite magnitude below the largest bfloat16, subnormals too.
-        const uint32_t bits = (generator() & 0x80000000u) | generator() % 0x7f7f0000u;
+    std::vector<float> values;
+    // Any sign, any finite magnitude below the largest bfloat16, subnormals too.
+    for (int i = 0; i < 16; i++) values.push_back(float_of((generator() & 0x80000000u) | generator() % 0x7f7f0000u));
+    for (const float value : values) {
+        const std::vector<uint16_t> actual = round_all({value}, 0, 65536);
         double sum = 0;
-        for (unsigned noise = 0; noise < 65536; noise++) sum += float_of(stochastic_round_bits(bits, noise) << 16);
-        // The two neighbours differ by one bit of a bfloat16 and sum exactly in double up to 2^16 additions of 8-bit numbers.
-        ASSERT_EQ(sum / 65536, static_cast<double>(float_of(bits)));
+        for (const uint16_t bits : actual) sum += float_of(static_cast<uint32_t>(bits) << 16);
+        // Two neighbouring 8-bit numbers, 2^16 times: exact in double.
+        ASSERT_EQ(sum / 65536, static_cast<double>(value));
     }
 }
 
 __global__ void stochastic_store_kernel(__nv_bfloat16* out, const float* in, unsigned long long seed) {
     const size_t vector = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const uint4 random = philox(seed, random_counter(RandomPurpose::kStochasticRounding, vector, 0, 0));
-    store8_stochastic(out + vector * kVector, load8(in), random);
+    uint4 random[1] = {random_counter(RandomPurpose::kStochasticRounding, vector, 0, 0)};
+    philox(seed, random);
+    store8_stochastic(out + vector * kVector, load8(in), random[0]);
 }
 
 TEST(StochasticRounding, UnbiasedInEveryLane) {
