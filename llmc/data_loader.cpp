@@ -13,7 +13,7 @@ WindowIndex::WindowIndex(const ShardSet& shards, int seq_len) : shards_(shards),
     for (const TokenShard& shard : shards.shards) {
         const long long count = static_cast<long long>(shard.count());
         const long long windows = count > 0 ? (count - 1) / seq_len : 0;
-        // A window reads T + 1 tokens, so the token after the last window's targets' start is used too.
+        // Windows share their end token with the next one's start, so n windows cover n * T + 1 tokens.
         dropped_tokens_ += windows > 0 ? count - (windows * seq_len + 1) : count;
         first_.push_back(first_.back() + windows);
     }
@@ -61,11 +61,19 @@ std::string data_fingerprint(const ShardSet& set) {
     return format("%016llx", hash);
 }
 
-void sort_positions(int* sorted_positions, const int* tokens, int count, int vocab_size, std::vector<int>& counts) {
-    counts.assign(static_cast<size_t>(vocab_size) + 1, 0);
-    for (int i = 0; i < count; ++i) ++counts[tokens[i] + 1];
-    for (int v = 0; v < vocab_size; ++v) counts[v + 1] += counts[v];
-    for (int i = 0; i < count; ++i) sorted_positions[counts[tokens[i]]++] = i;
+void sort_positions(int* sorted_positions, const int* tokens, int count, int vocab_size, std::vector<uint64_t>& scratch) {
+    if (vocab_size > 16ll * count) {
+        // Few tokens of a large vocabulary: clearing and summing one count an id would cost more than the sort itself.
+        scratch.resize(count);
+        for (int i = 0; i < count; ++i) scratch[i] = static_cast<uint64_t>(tokens[i]) << 32 | static_cast<uint32_t>(i);
+        std::sort(scratch.begin(), scratch.end());
+        for (int i = 0; i < count; ++i) sorted_positions[i] = static_cast<int>(scratch[i] & 0xffffffffu);
+        return;
+    }
+    scratch.assign(static_cast<size_t>(vocab_size) + 1, 0);
+    for (int i = 0; i < count; ++i) ++scratch[tokens[i] + 1];
+    for (int v = 0; v < vocab_size; ++v) scratch[v + 1] += scratch[v];
+    for (int i = 0; i < count; ++i) sorted_positions[scratch[tokens[i]]++] = i;
 }
 
 namespace {
@@ -142,7 +150,7 @@ void DataLoader::fill(long long batch, StepBatch& out) {
             const size_t row = static_cast<size_t>(b) * s.seq_len;
             out.valid_targets += index_.read(window_at(position, order_, order_epoch_), s.vocab_size, inputs + row, targets + row);
         }
-        sort_positions(out.buffers.sorted_positions + m * micro_count, inputs, narrow_int(micro_count, "micro-batch x seq-len"), s.vocab_size, counts_);
+        sort_positions(out.buffers.sorted_positions + m * micro_count, inputs, narrow_int(micro_count, "micro-batch x seq-len"), s.vocab_size, sort_scratch_);
     }
 }
 
@@ -152,8 +160,8 @@ void DataLoader::read_ahead() {
     for (long long batch = 0;; ++batch) {
         {
             std::unique_lock<std::mutex> lock(mutex_);
-            // Batch taken_ - 1 is in the caller's hands; slot batch % num_slots is free once batch - num_slots is older than that.
-            changed_.wait(lock, [&] { return stop_ || batch - num_slots < taken_ - 1; });
+            // Batch taken_ - 1 is in the caller's hands; this slot is free when it is new or what it held is older than that.
+            changed_.wait(lock, [&] { return stop_ || batch < num_slots || batch - num_slots < taken_ - 1; });
             if (stop_) return;
         }
         std::exception_ptr error;

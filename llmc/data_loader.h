@@ -26,7 +26,7 @@ public:
     WindowIndex(const ShardSet& shards, int seq_len);
 
     long long count() const { return first_.back(); }            // windows of all shards
-    long long dropped_tokens() const { return dropped_tokens_; }  // at the shards' ends; a window's first token is not dropped
+    long long dropped_tokens() const { return dropped_tokens_; }  // at the shards' ends, in no window
     struct Place { size_t shard; long long window; size_t first_token; };
     Place place(long long window) const;
 
@@ -49,8 +49,8 @@ private:
 std::string data_fingerprint(const ShardSet& shards);
 
 // Positions 0 .. count-1 stably sorted by tokens[position], each token in [0, vocab_size); what the embedding's backward pass walks.
-// `counts` is scratch.
-void sort_positions(int* sorted_positions, const int* tokens, int count, int vocab_size, std::vector<int>& counts);
+// `scratch` is kept by the caller so that no step allocates.
+void sort_positions(int* sorted_positions, const int* tokens, int count, int vocab_size, std::vector<uint64_t>& scratch);
 
 struct LoaderSettings {
     int micro_batch = 1;  // B
@@ -119,7 +119,7 @@ private:
     long long windows_per_step_ = 0;
     std::vector<std::vector<int>> own_memory_;
     std::vector<StepBatch> slots_;
-    std::vector<int> counts_;       // scratch of sort_positions
+    std::vector<uint64_t> sort_scratch_;
     Permutation order_;             // of order_epoch_, used by the reading thread only
     long long order_epoch_ = -1;
 
@@ -137,6 +137,8 @@ class ValLoader {
 public:
     // num_windows 0 = all. Throws Error when more are asked for than there are. seed, grad_accum and windows_consumed are not used.
     ValLoader(const std::string& pattern, const LoaderSettings& settings, long long num_windows);
+    ValLoader(const ValLoader&) = delete;
+    ValLoader& operator=(const ValLoader&) = delete;
 
     long long num_steps() const { return num_steps_; }
     long long num_windows() const { return num_windows_; }

@@ -1,14 +1,11 @@
 #include "llmc/model_config.h"
 
 #include <cmath>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include <nlohmann/json.hpp>
 
 #include "llmc/error.h"
+#include "llmc/mapped_file.h"
 
 using nlohmann::json;
 
@@ -46,13 +43,8 @@ std::string nearest_multiples_of_8(int value) {
 class ConfigReader {
 public:
     explicit ConfigReader(const std::string& path) : path_(path) {
-        std::ifstream file(path, std::ios::binary);
-        if (!file) fail("%s: cannot be opened: %s; give the path of a Hugging Face config.json", path.c_str(), strerror(errno));
-        std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-        // A folder opens like a file on Linux and fails at the first read.
-        if (file.bad() || text.empty())
-            fail("%s: nothing could be read; give the path of a Hugging Face config.json, not of its folder", path.c_str());
-        root_ = json::parse(text, nullptr, false);
+        const MappedFile file(path);
+        root_ = json::parse(file.data(), file.data() + file.size(), nullptr, false);
         if (root_.is_discarded() || !root_.is_object()) fail("%s: is not a JSON object; give a Hugging Face config.json", path.c_str());
     }
 

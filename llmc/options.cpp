@@ -1,17 +1,17 @@
 #include "llmc/options.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <limits>
+#include <sstream>
 #include <variant>
 
 #include <CLI/CLI.hpp>
 
 #include "llmc/error.h"
+#include "llmc/mapped_file.h"
 
 namespace {
 
@@ -278,15 +278,16 @@ const TrainingDefaults& training_defaults(const Options& options) {
 }
 
 void read_config_file(Options& options, const std::string& path) {
-    std::ifstream file(path);
-    if (!file) usage("--config %s: cannot be opened: %s", path.c_str(), strerror(errno));
     std::vector<CLI::ConfigItem> items;
     try {
-        items = CLI::ConfigTOML().from_config(file);
+        const MappedFile file(path);
+        std::istringstream text(std::string(file.data(), file.data() + file.size()));
+        items = CLI::ConfigTOML().from_config(text);
+    } catch (const Error& error) {
+        usage("--config %s", error.what());
     } catch (const CLI::Error& error) {
         usage("--config %s: %s", path.c_str(), error.what());
     }
-    if (file.bad()) usage("--config %s: cannot be read; give a file, not a folder", path.c_str());
     for (const CLI::ConfigItem& item : items) {
         if (item.name == "++" || item.name == "--") continue;  // CLI11's marks for the start and end of a [section]
         const std::string where = "--config " + path + ": ", shown = where + "`" + item.name + "`";
@@ -294,7 +295,7 @@ void read_config_file(Options& options, const std::string& path) {
         if (!row) unknown_option("`" + item.name + "`", item.name, where);
         if (!item.parents.empty()) usage("%s is in a section; the file holds plain `name = value` lines", shown.c_str());
         if (strcmp(row->name, "config") == 0) usage("%s: a config file cannot name another", shown.c_str());
-        if (item.inputs.size() != 1) usage("%s has %zu values; it takes one (put text with spaces in quotes)", shown.c_str(), item.inputs.size());
+        if (item.inputs.size() != 1) usage("%s has %zu values; give it once, with one value (text with spaces needs quotes)", shown.c_str(), item.inputs.size());
         Options::Source& source = options.sources[row - kRows];
         if (source == Options::Source::ConfigFile) usage("%s is given twice", shown.c_str());
         if (source == Options::Source::CommandLine) {
