@@ -86,7 +86,8 @@ std::atomic<size_t> heap_reserve{0};
 // The mappings are made by system calls of our own: sanitizers' mmap would write shadow memory for ranges that may be
 // larger than the machine.
 void* raw_mmap(address_t at, size_t bytes, int protection, int flags, int file) {
-    return reinterpret_cast<void*>(syscall(SYS_mmap, at, bytes, protection, flags, file, 0));
+    // Every argument as wide as a register: syscall() does not widen an int.
+    return reinterpret_cast<void*>(syscall(SYS_mmap, at, bytes, long{protection}, long{flags}, long{file}, 0L));
 }
 
 void install_fault_handler();
@@ -155,7 +156,7 @@ int current_protection() { return !protect_mode() || access_count > 0 ? PROT_REA
 
 void protect_all(Heap& h, int protection) {
     for (const auto& [start, block] : h.live)
-        if (syscall(SYS_mprotect, start, block.mapped, protection) != 0)
+        if (syscall(SYS_mprotect, start, block.mapped, long{protection}) != 0)
             stop("mprotect of device memory failed: %s", strerror(errno));
 }
 

@@ -34,14 +34,15 @@ struct Point {
     std::atomic<int> owners{1};
     Clock::time_point when;
 
+    void futex(long operation, long value) { syscall(SYS_futex, &reached, operation, value, nullptr, nullptr, 0L); }
     void reach() {
         when = Clock::now();
         reached.store(1, std::memory_order_release);
-        syscall(SYS_futex, &reached, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+        futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
     }
     bool is_reached() const { return reached.load(std::memory_order_acquire) != 0; }
     void wait() {
-        while (!is_reached()) syscall(SYS_futex, &reached, FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
+        while (!is_reached()) futex(FUTEX_WAIT_PRIVATE, 0);
     }
 };
 
