@@ -51,6 +51,8 @@ struct Device {   // a device buffer with a host copy of its values
             for (size_t i = 0; i < bits.size(); ++i) bits[i] = bf16_bits(values[i]);
             cudaMemcpy(data, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice);
         }
+        // A copy from pageable memory may land after the call; streams other than the default one do not wait for it.
+        EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     }
     std::vector<float> download() const {
         std::vector<float> out(values.size());
