@@ -106,9 +106,14 @@ Heap& heap() {
         if (h.file_limit > kLargestFileBytes)
             stop("a device of %s needs more mappings than vm.max_map_count=%zu allows; set a smaller HOSTCUDA_MEMORY",
                  describe_size(limit).c_str(), max_mappings());
-        // Twice the device's size, because address ranges are used again as late as possible.
-        h.reserve = round_up(limit * 2 + (size_t{64} << 30) + 2 * kMargin, size_t{2} << 20);
-        void* base = raw_mmap(0, h.reserve, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+        // Twice the device's size, because address ranges are used again as late as possible; less where that does not
+        // fit the process (ThreadSanitizer leaves about 1.5 TiB).
+        void* base = MAP_FAILED;
+        for (const size_t spare : {limit + (size_t{64} << 30), limit / 8}) {
+            h.reserve = round_up(limit + spare + 2 * kMargin, size_t{2} << 20);
+            base = raw_mmap(0, h.reserve, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+            if (base != MAP_FAILED) break;
+        }
         if (base == MAP_FAILED)
             stop("cannot reserve %s of address space for device memory: %s; raise ulimit -v or set a smaller HOSTCUDA_MEMORY",
                  describe_size(h.reserve).c_str(), strerror(errno));

@@ -75,8 +75,7 @@ private:
 struct Operation {
     std::function<void()> work;
     std::string name;
-    bool counts = false;   // real work: delayed and profiled
-    bool last = false;     // the stream was destroyed
+    enum Kind { work_item, wait, mark, end } kind = work_item;   // end: the stream was destroyed
     std::atomic<Operation*> next{nullptr};
 };
 
@@ -146,9 +145,8 @@ struct CUstream_st {
     Operation* tail = nullptr;     // appended to under `pushing`
     Operation* head = nullptr;     // the worker's; the operation it points at is done
     sem_t available;
-    std::atomic<uint64_t> finished{0};
-    uint64_t pushed = 0;           // under `pushing`
-    PointRef legacy_seen;          // the cudaMemcpy or cudaMemset this (blocking) stream last waited for
+    std::atomic<uint64_t> finished{0};   // of the work items and waits, which a query asks about
+    uint64_t pushed = 0;                 // the same, under `pushing`
     Delay delay{0};
 
     bool blocking() const { return !(flags & cudaStreamNonBlocking); }
@@ -156,22 +154,25 @@ struct CUstream_st {
     void push(Operation* operation) {
         {
             std::lock_guard lock(pushing);
-            pushed++;
+            if (operation->kind != Operation::mark) pushed++;
             tail->next.store(operation, std::memory_order_release);
             tail = operation;
         }
         sem_post(&available);   // the last touch: a worker that finds the end of its stream deletes it
     }
-    void push(const char* name, bool counts, std::function<void()> work) {
+    void push(Operation::Kind kind, std::function<void()> work, const char* name = "") {
         Operation* operation = new Operation;
         operation->work = std::move(work);
-        operation->counts = counts;
-        if (name) operation->name = name;
+        operation->kind = kind;
+        operation->name = name;
         push(operation);
+    }
+    void push_wait(const PointRef& point) {
+        push(Operation::wait, [point] { point->wait(); });
     }
     PointRef mark() {
         PointRef point(new Point);
-        push(nullptr, false, [point] { point->reach(); });
+        push(Operation::mark, [point] { point->reach(); });
         return point;
     }
     bool idle() {
@@ -191,14 +192,14 @@ struct CUstream_st {
             Operation* operation = head->next.load(std::memory_order_acquire);
             delete head;
             head = operation;
-            if (operation->last) break;
+            if (operation->kind == Operation::end) break;
             busy_workers.fetch_add(1, std::memory_order_relaxed);
-            if (operation->counts) delay();
-            if (!operation->counts) operation->work();   // marks and waits, also at exit: others wait for them
+            if (operation->kind == Operation::work_item) delay();
+            if (operation->kind != Operation::work_item) operation->work();   // also at exit: others wait for them
             else if (!exiting.load(std::memory_order_relaxed)) run_timed(operation->name.c_str(), operation->work);
             operation->work = nullptr;   // what it holds is let go before the stream counts as idle
             busy_workers.fetch_sub(1, std::memory_order_relaxed);
-            finished.fetch_add(1, std::memory_order_release);
+            if (operation->kind != Operation::mark) finished.fetch_add(1, std::memory_order_release);
         }
         delete head;
         sem_destroy(&available);
@@ -254,7 +255,7 @@ void order_after_legacy(cudaStream_t stream) {
         std::lock_guard lock(registry().mutex);
         end = registry().legacy_end;
     }
-    if (end && !end->is_reached()) stream->push(nullptr, false, [end] { end->wait(); });
+    if (end && !end->is_reached()) stream->push_wait(end);
 }
 
 }  // namespace
@@ -282,7 +283,7 @@ cudaError_t enqueue(cudaStream_t stream, const char* what, std::function<void()>
         return cudaSuccess;
     }
     order_after_legacy(stream);
-    stream->push(what, true, std::move(work));
+    stream->push(Operation::work_item, std::move(work), what);
     return cudaSuccess;
 }
 
@@ -305,10 +306,9 @@ void wait_for_legacy(const char* what, std::function<void()> work, bool host_wai
         }
         for (cudaStream_t stream : r.streams) {
             if (!stream->blocking() || stream->idle()) continue;
-            const PointRef before = stream->mark();
-            r.legacy->push(nullptr, false, [before] { before->wait(); });
+            r.legacy->push_wait(stream->mark());
         }
-        r.legacy->push(what, true, std::move(work));
+        r.legacy->push(Operation::work_item, std::move(work), what);
         end = r.legacy_end = r.legacy->mark();
     }
     if (host_waits) end->wait();
@@ -385,9 +385,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     destroyed.erase(std::remove_if(destroyed.begin(), destroyed.end(), [](const PointRef& end) { return end->is_reached(); }),
                     destroyed.end());
     destroyed.push_back(stream->mark());
-    Operation* last = new Operation;
-    last->last = true;
-    stream->push(last);
+    stream->push(Operation::end, nullptr);
     return cudaSuccess;
 }
 
@@ -408,7 +406,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (!alive(event)) return set_error(cudaErrorInvalidResourceHandle);
     if (!async_mode() || inside() == Inside::operation) return cudaSuccess;
     // The record as it stands now: a later one changes nothing, and a missing one is nothing to wait for.
-    if (const PointRef point = event->recorded()) stream->push(nullptr, false, [point] { point->wait(); });
+    if (const PointRef point = event->recorded()) stream->push_wait(point);
     return cudaSuccess;
 }
 
