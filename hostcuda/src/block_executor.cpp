@@ -62,7 +62,8 @@ size_t stack_bytes() {
 }
 
 // ---- the block -----------------------------------------------------------------------------------------------------------------
-// Lanes that meet are kept under the lowest lane of their mask: masks in use at one time are disjoint, so that tells them apart.
+// Lanes on their way through one collective. Several may be open in a warp at a time, under different masks: lanes of one half may
+// already wait for the whole warp while the other half meets among itself.
 struct Meeting {
     unsigned mask;
     unsigned arrived;
@@ -76,6 +77,7 @@ struct Warp {
     unsigned waiting;    // lanes at a barrier or in a meeting that is not complete
     unsigned unstarted;  // lanes that have not run (kept when the scheduler decides)
     unsigned priority;
+    unsigned open;       // meetings[0 .. open): some lanes have come, some have not
     void* lane_args[32];
     Meeting meetings[32];
 };
@@ -271,7 +273,9 @@ bool has_returned(const Executor& e, unsigned thread) {
 
 // The meeting a waiting thread is in; null when it waits at the barrier.
 const Meeting* meeting_of(const Executor& e, unsigned thread) {
-    for (const Meeting& meeting : e.warp[thread / 32].meetings) {
+    const Warp& warp = e.warp[thread / 32];
+    for (unsigned m = 0; m < warp.open; m++) {
+        const Meeting& meeting = warp.meetings[m];
         if ((meeting.arrived >> thread % 32 & 1) != 0) return &meeting;
     }
     return nullptr;
@@ -341,8 +345,9 @@ void blame(unsigned thread) {
 [[noreturn, gnu::noinline]] void stop_other_meeting(const Executor& e, const Meeting& meeting, unsigned warp, unsigned mask, const char* name) {
     char other[640];
     describe_thread(e, warp * 32 + static_cast<unsigned>(__builtin_ctz(meeting.arrived)), other, sizeof(other));
-    stop("missing lanes: this lane is at %s with mask 0x%08x, %s%s; every lane named in the mask must make the same call with the same mask", name, mask,
-         other, meeting.mask == mask ? " (another type or another collective)" : "");
+    stop("missing lanes: this lane is at %s with mask 0x%08x, %s (another type or another collective); every lane named in the mask must make the "
+         "same call",
+         name, mask, other);
 }
 
 // ---- the order of threads ------------------------------------------------------------------------------------------------------
@@ -529,13 +534,17 @@ HOSTCUDA_UNCHECKED void warp_collective(unsigned mask, void* args, WarpCompute c
     const unsigned w = block_progress.thread / 32, lane = block_progress.thread % 32;
     if ((mask >> lane & 1) == 0) stop("missing lanes: lane %u calls %s with mask 0x%08x, which does not name it", lane, name, mask);
     Warp& warp = e.warp[w];
-    Meeting& meeting = warp.meetings[__builtin_ctz(mask)];
-    if (meeting.arrived == 0) {
+    unsigned m = 0;
+    while (m < warp.open && warp.meetings[m].mask != mask) m++;
+    Meeting& meeting = warp.meetings[m];
+    if (m == warp.open) {
+        warp.open++;
         meeting.mask = mask;
+        meeting.arrived = 0;
         meeting.compute = compute;
         meeting.name = name;
         if (kTsan) meeting.sync = next_sync_name(e);
-    } else if (meeting.mask != mask || meeting.compute != compute) {
+    } else if (meeting.compute != compute) {
         stop_other_meeting(e, meeting, w, mask, name);
     }
     meeting.arrived |= 1u << lane;
@@ -543,7 +552,7 @@ HOSTCUDA_UNCHECKED void warp_collective(unsigned mask, void* args, WarpCompute c
     const char* const sync = meeting.sync;
     happens_before_release(sync);
     if (meeting.arrived == mask) {
-        meeting.arrived = 0;
+        if (m != --warp.open) meeting = warp.meetings[warp.open];
         happens_before_acquire(sync);
         compute(warp.lane_args, mask);
         happens_before_release(sync);  // the others read what was computed
