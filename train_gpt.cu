@@ -70,7 +70,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -82,7 +81,7 @@ struct StepInputs {
     double lr = 0;
     double max_norm = 0;  // clip; 0 = off
     unsigned long long seed = 0;
-    int slot = 0;         // 0 or 1: steps are queued one ahead of the host, so two of everything the host touches
+    int slot = 0;         // of kStepSlots: steps are queued ahead of the host, so there are several of everything it touches
 };
 
 // Token ids of `count` positions in pinned memory, from where they can be copied while the host goes on.
@@ -111,8 +110,8 @@ struct Trainer {
     StepState* state;                                  // in device memory
     int *inputs, *targets, *sorted_positions;          // (micro_steps, B, T) each
     double* eval_sums;                                 // (N + 1, 2): loss sum and valid tokens of each rank, then this rank's own
-    PinnedArray<StepState> host_states{2}, read_back{2};
-    cudaEvent_t step_done[2], ids_copied;
+    PinnedArray<StepState> host_states{kStepSlots}, read_back{kStepSlots};
+    cudaEvent_t step_begun[kStepSlots], step_done[kStepSlots], ids_copied;
 
     Trainer(const Communicator& comm, const ModelConfig& config, const ZeroConfig& zero_config, int B, int T, size_t device_memory_bytes)
         : comm(comm), config(config), table(make_param_table(config)), B(B), T(T), micro_steps(zero_config.micro_steps), stream(make_stream()), memory(device_memory_bytes),
@@ -124,12 +123,20 @@ struct Trainer {
         targets = inputs + count;
         sorted_positions = targets + count;
         eval_sums = memory.allocate<double>("other", "evaluation sums", 2 * (comm.size() + 1));
-        for (cudaEvent_t* event : {&step_done[0], &step_done[1], &ids_copied}) CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+        for (int slot = 0; slot < kStepSlots; ++slot) {
+            CUDA_CHECK(cudaEventCreate(&step_begun[slot]));
+            CUDA_CHECK(cudaEventCreate(&step_done[slot]));
+        }
+        CUDA_CHECK(cudaEventCreateWithFlags(&ids_copied, cudaEventDisableTiming));
     }
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
     ~Trainer() {
-        for (cudaEvent_t event : {step_done[0], step_done[1], ids_copied}) cudaEventDestroy(event);
+        for (int slot = 0; slot < kStepSlots; ++slot) {
+            cudaEventDestroy(step_begun[slot]);
+            cudaEventDestroy(step_done[slot]);
+        }
+        cudaEventDestroy(ids_copied);
         cudaStreamDestroy(stream);
     }
 
@@ -152,6 +159,7 @@ struct Trainer {
         host.max_norm = static_cast<float>(step.max_norm);
         host.step = step.step;
         host.seed = step.seed;
+        CUDA_CHECK(cudaEventRecord(step_begun[step.slot], stream));
         CUDA_CHECK(cudaMemcpyAsync(state, &host, offsetof(StepState, valid_tokens), cudaMemcpyHostToDevice, stream));
         copy_ids(batch, tokens_per_step());
         zero.stalls().begin_step(step.slot);
@@ -427,8 +435,10 @@ static int run(int argc, char** argv, const Process& process) {
     trainer.zero.init_params(options.seed, plan.config.num_layers);
     trainer.zero.start_optimizer();
     const double product_flops = measure_product_flops(trainer.matmuls, trainer.stream);
+    int device = 0;
     cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, process.local_rank));
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
     const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d %s", process.host.c_str(), process.pid, device_name.c_str(),
                                                                         properties.multiProcessorCount, "multiprocessors (threads on a CPU)"));
     for (const std::string& warning : loader->shards().warnings) printf("warning: %s\n", warning.c_str());
@@ -438,13 +448,15 @@ static int run(int argc, char** argv, const Process& process) {
     // ---- the loop: queue step s, then read what step s-1 gave ----
     const double step_flops = flops_per_token(plan.config, options.seq_len) * plan.batch.tokens_per_step;
     const double peak_flops = datasheet_flops(device_name) * process.ranks;
-    double data_ms[2] = {}, epochs[2] = {};
-    auto last_time = std::chrono::steady_clock::now();
+    double data_ms[kStepSlots] = {}, epochs[kStepSlots] = {};
+    long long fresh_start = 0;  // the first step after a pause: its time counts from its own beginning, not from the end of the step before
     const auto finish_step = [&](long long step) {
-        const int slot = step % 2;
+        const int slot = step % kStepSlots;
         wait_for_event(trainer.step_done[slot], comm, options.comm_timeout, format("step %lld", step + 1).c_str());
         const StepState& state = trainer.read_back[slot];
-        const auto now = std::chrono::steady_clock::now();
+        float step_ms = 0;
+        const bool fresh = step == fresh_start;
+        CUDA_CHECK(cudaEventElapsedTime(&step_ms, fresh ? trainer.step_begun[slot] : trainer.step_done[(step - 1) % kStepSlots], trainer.step_done[slot]));
         TrainMetrics m;
         m.step = step;
         m.epoch = epochs[slot];
@@ -452,7 +464,7 @@ static int run(int argc, char** argv, const Process& process) {
         m.loss = state.loss;
         m.grad_norm = state.grad_norm;
         m.lr = plan.schedule.at(step);
-        m.step_ms = std::chrono::duration<double, std::milli>(now - last_time).count();
+        m.step_ms = step_ms + (fresh ? data_ms[slot] : 0);
         m.tokens_per_s = plan.batch.tokens_per_step / (m.step_ms * 1e-3);
         m.mfu = peak_flops > 0 ? step_flops / (m.step_ms * 1e-3) / peak_flops : std::nan("");
         m.mfu_measured = step_flops / (m.step_ms * 1e-3) / (product_flops * process.ranks);
@@ -460,7 +472,6 @@ static int run(int argc, char** argv, const Process& process) {
         m.mem_bytes = trainer.memory.total_bytes();
         m.data_ms = data_ms[slot];
         m.exposed_comm_ms = trainer.zero.stalls().total_ms(slot);
-        last_time = now;
         printf("%s\n", step_line(m, plan.steps).c_str());
         if (metrics) metrics->train(m);
         if (state.skip) {
@@ -490,7 +501,7 @@ static int run(int argc, char** argv, const Process& process) {
     const auto is_due = [&](long long step, long long every, bool at_end) { return (every > 0 && (step + 1) % every == 0) || (at_end && step + 1 == plan.steps); };
 
     for (long long step = 0; step < plan.steps; ++step) {
-        const int slot = step % 2;
+        const int slot = step % kStepSlots;
         const StepBatch& batch = loader->next();
         data_ms[slot] = batch.wait_ms;
         epochs[slot] = batch.epoch;
@@ -503,7 +514,7 @@ static int run(int argc, char** argv, const Process& process) {
         if (eval_due) evaluate_and_print(step);
         if (sample_due) sample_and_print(step);
         fflush(stdout);
-        last_time = std::chrono::steady_clock::now();
+        fresh_start = step + 1;
     }
     trainer.zero.synchronize();
     if (metrics) metrics->write(JsonLine("event").add("step", plan.steps - 1).add("event", "done"));

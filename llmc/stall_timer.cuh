@@ -1,12 +1,15 @@
 // How long the compute stream stood still for communication: pairs of events around every place where it may wait.
 //
 // Between the two events of a pair only waiting (or queueing) happens on the compute stream, so their distance is the stall. Steps are queued
-// ahead of the host, so each of two slots keeps its own events until the host has read them.
+// ahead of the host, so each slot keeps its own events until the host has read them.
 #pragma once
 
 #include <vector>
 
 #include "llmc/device.cuh"
+
+// Steps whose events and host memory may be in use at once: one being read, one running, and the end of the one before, which a duration starts from.
+constexpr int kStepSlots = 3;
 
 class StallTimer {
 public:
@@ -19,7 +22,7 @@ public:
         }
     }
 
-    // From now on pairs belong to this slot (0 or 1), which is emptied.
+    // From now on pairs belong to this slot, which is emptied.
     void begin_step(int slot) {
         current_ = slot;
         slots_[slot].used = 0;
@@ -66,6 +69,6 @@ private:
     }
 
     cudaStream_t stream_;
-    Slot slots_[2];
+    Slot slots_[kStepSlots];
     int current_ = 0;
 };
