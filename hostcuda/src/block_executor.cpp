@@ -644,6 +644,7 @@ HOSTCUDA_UNCHECKED void run_block(Launch& launch, size_t block_index) {
     }
 
     begin_block_shared_memory(grid.dynamic_bytes);
+    happens_before_release(&launch.happens_before[0]);  // shared memory is fresh to all its threads
     Fiber* first;
     if (e.scheduled) {
         first = fiber_for_new_thread(e, choose_thread(e).thread);

@@ -23,10 +23,6 @@
 #define HOSTCUDA_TSAN 0
 #endif
 
-// In a TSan build each CUDA thread is a thread of its own to TSan, and they all run the executor's code on one OS thread without locks.
-// That code is not what is checked.
-#define HOSTCUDA_UNCHECKED __attribute__((no_sanitize("thread")))
-
 namespace hostcuda {
 constexpr bool kAsan = HOSTCUDA_ASAN;
 constexpr bool kTsan = HOSTCUDA_TSAN;

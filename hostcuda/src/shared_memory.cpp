@@ -58,7 +58,14 @@ struct Arena {
     }
 };
 
-thread_local Arena arena;
+// A plain pointer, since a thread_local object with a constructor is guarded by a flag that TSan would watch.
+thread_local constinit Arena* arena = nullptr;
+thread_local struct ArenaOwner {
+    ~ArenaOwner() {
+        delete arena;
+        arena = nullptr;
+    }
+} arena_owner;
 
 // The smallest address from `from` on that is a multiple of align and not of 2 * align: code that needs more than it declared shows.
 char* place(char* from, size_t align) {
@@ -87,7 +94,7 @@ HOSTCUDA_UNCHECKED void arm(const Extent& extent) {
 #endif
 }
 
-void check_guard(const Extent& extent, const void* key) {
+HOSTCUDA_UNCHECKED void check_guard(const Extent& extent, const void* key) {
     for (const char* p = extent.guard; p < extent.guard_end; p++) {
         if (p == extent.base) {
             p += extent.bytes;
@@ -106,10 +113,12 @@ void check_guard(const Extent& extent, const void* key) {
 
 }  // namespace
 
-size_t static_shared_bytes() { return arena.static_bytes; }
-
-void begin_block_shared_memory(size_t dynamic_bytes) {
-    Arena& a = arena;
+HOSTCUDA_UNCHECKED void begin_block_shared_memory(size_t dynamic_bytes) {
+    if (arena == nullptr) {
+        (void)&arena_owner;  // so that its destructor runs when the OS thread ends
+        arena = new Arena;
+    }
+    Arena& a = *arena;
 #if HOSTCUDA_ASAN
     __asan_unpoison_memory_region(a.memory, kArena);
 #endif
@@ -133,17 +142,17 @@ void begin_block_shared_memory(size_t dynamic_bytes) {
     }
 }
 
-void end_block_shared_memory() {
+HOSTCUDA_UNCHECKED void end_block_shared_memory() {
     if (kAsan) return;
-    const Arena& a = arena;
+    const Arena& a = *arena;
     if (a.dynamic.base != nullptr) check_guard(a.dynamic, nullptr);
     for (unsigned i = 0; i < shared_table.count; i++) check_guard(a.arrays[i], shared_table.key[i]);
 }
 
-void* shared_array_slow(const void* key, size_t bytes, size_t align) {
-    Arena& a = arena;
-    SharedTable& table = shared_table;
+HOSTCUDA_UNCHECKED void* shared_array_slow(const void* key, size_t bytes, size_t align) {
     if (block_progress.count == 0) stop("a shared array is used outside a kernel");
+    Arena& a = *arena;
+    SharedTable& table = shared_table;
     if (table.count == SharedTable::kMaxArrays) stop("a kernel has more than %u shared arrays; merge some", SharedTable::kMaxArrays);
     a.static_bytes += bytes;
     check_shared_limit(running_grid(), a.static_bytes);

@@ -9,9 +9,6 @@ void begin_block_shared_memory(size_t dynamic_bytes);
 // Checks the guarded bytes round every array: a changed one is a stop.
 void end_block_shared_memory();
 
-// Static shared bytes the running block has asked for so far.
-size_t static_shared_bytes();
-
 // 48 KiB: what a block may have without cudaFuncSetAttribute.
 constexpr size_t kSharedBytesWithoutAsking = 48 * 1024;
 

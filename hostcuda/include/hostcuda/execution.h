@@ -5,6 +5,10 @@
 #pragma once
 #include "hostcuda/types.h"
 
+// In a TSan build each CUDA thread is a thread of its own to TSan, and they all run the executor's code on one OS thread without locks.
+// That code is not what is checked.
+#define HOSTCUDA_UNCHECKED __attribute__((no_sanitize("thread")))
+
 // hostcuda is always linked into the executable, so thread-local variables are one segment-relative load.
 #define HOSTCUDA_THREAD_LOCAL extern constinit thread_local __attribute__((tls_model("local-exec")))
 
@@ -31,7 +35,7 @@ HOSTCUDA_THREAD_LOCAL BlockProgress block_progress;
 bool begin_thread_slow();
 
 // Ends the thread that ran, if any, and starts another one on this stack; false when this stack has no more to run.
-inline bool begin_thread() {
+HOSTCUDA_UNCHECKED inline bool begin_thread() {
     BlockProgress& progress = block_progress;
     if (progress.next >= progress.direct_end || progress.ready_warps != 0) return begin_thread_slow();
     progress.thread = progress.next++;
@@ -79,7 +83,7 @@ HOSTCUDA_THREAD_LOCAL SharedTable shared_table;
 
 void* shared_array_slow(const void* key, size_t bytes, size_t align);
 
-inline void* shared_array(const void* key, size_t bytes, size_t align) {
+HOSTCUDA_UNCHECKED inline void* shared_array(const void* key, size_t bytes, size_t align) {
     const SharedTable& table = shared_table;
     for (unsigned i = 0; i < table.count; i++) {
         if (table.key[i] == key) return table.base[i];
@@ -89,7 +93,7 @@ inline void* shared_array(const void* key, size_t bytes, size_t align) {
 
 // The bytes the launch gave: a multiple of 16, and of nothing larger.
 [[noreturn]] void stop_no_dynamic_shared();
-inline void* dynamic_shared() {
+HOSTCUDA_UNCHECKED inline void* dynamic_shared() {
     void* const base = shared_table.dynamic_base;
     if (__builtin_expect(base == nullptr, 0)) stop_no_dynamic_shared();
     return base;

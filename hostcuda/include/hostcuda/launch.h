@@ -34,7 +34,7 @@ struct KernelCall {
     void (*kernel)(Params...);
     std::tuple<Params...> args;
 
-    static void run_threads(const void* opaque) {
+    HOSTCUDA_UNCHECKED static void run_threads(const void* opaque) {
         const KernelCall& call = *static_cast<const KernelCall*>(opaque);
         void (*const kernel)(Params...) = call.kernel;
         // The arguments are handed over by value at each call, so a thread that changes its parameters changes its own.

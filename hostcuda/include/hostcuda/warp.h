@@ -4,7 +4,7 @@
 
 namespace hostcuda {
 
-inline unsigned lane_index() { return block_progress.thread & 31u; }
+HOSTCUDA_UNCHECKED inline unsigned lane_index() { return block_progress.thread & 31u; }
 
 // ---- shuffles ------------------------------------------------------------------------------------------------------------------
 template <class T>
