@@ -444,7 +444,7 @@ std::vector<OptionRow> option_rows(const Options& options) {
     return rows;
 }
 
-ModelConfig model_config_from_options(const Options& o) {
+ModelConfig model_config_from_options(Options& o) {
     ModelConfig config = o.from_config.empty() ? preset_config(o.preset) : config_from_json_file(o.from_config);
     const struct { int value; int& field; } numbers[] = {
         {o.num_layers, config.num_layers}, {o.channels, config.channels}, {o.num_heads, config.num_heads}, {o.num_kv_heads, config.num_kv_heads},
@@ -462,6 +462,7 @@ ModelConfig model_config_from_options(const Options& o) {
     } catch (const Error& error) {
         usage("the model (%s with the overrides of the command line): %s", config.name.c_str(), error.what());
     }
+    if (!o.given("seq-len")) o.seq_len = std::min(o.seq_len, config.max_seq_len);
     if (o.seq_len > config.max_seq_len)
         usage("--seq-len %d is longer than the model's longest sequence %d; use at most that, or raise --max-seq-len", o.seq_len, config.max_seq_len);
     return config;

@@ -90,8 +90,9 @@ std::string options_help();
 struct OptionRow { std::string group, name, value; const char* source; };
 std::vector<OptionRow> option_rows(const Options& options);
 
-// The model the options describe: preset or file, with the overrides applied and validated, its table long enough for --seq-len.
-ModelConfig model_config_from_options(const Options& options);
+// The model the options describe: preset or file, with the overrides applied and validated. A --seq-len the model is too short for is
+// refused; a default one shrinks to fit.
+ModelConfig model_config_from_options(Options& options);
 
 // How a step is split: total_batch = micro_batch * seq_len * ranks * grad_accum tokens.
 struct BatchPlan {

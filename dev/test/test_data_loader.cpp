@@ -96,7 +96,7 @@ TEST(DataLoader, FiveShardsFourRanksEachWindowOnceAnEpoch) {
 }
 
 TEST(DataLoader, LengthsAroundAWholeNumberOfBatches) {
-    // Under ASan this also shows that nothing past a shard's last token is read: the file's end is made the end of a page.
+    // A read past the last token would show in the targets: the ramp goes on by one. The buffers' ends are ASan's business.
     constexpr int B = 2, T = 16, W = 2;
     for (const int k : {1, 3})
         for (const int extra : {-1, 0, 1, 2}) {
@@ -124,7 +124,7 @@ TEST(DataLoader, LengthsAroundAWholeNumberOfBatches) {
 }
 
 TEST(DataLoader, AShardThatEndsAtAPageIsNotReadBeyond) {
-    // The mapping of a file whose size is a whole number of pages is followed by no readable byte of it.
+    // The file fills its last page, so no zeros of the page follow the last token: a read beyond leaves the mapping.
     TempFolder folder;
     write_file(folder.file("a.bin"), shard_bytes(ramp(0, (8192 - 1024) / 2), 2));
     LoaderSettings s = settings(1, 1, 1, 0, 1);

@@ -19,8 +19,10 @@ void refused(const std::vector<std::string>& words, const std::vector<std::strin
     expect_error<UsageError>([&] { parse(words); }, expected);
 }
 
+ModelConfig model_of(Options options) { return model_config_from_options(options); }
+
 TEST(Options, NoneTrainsTiny) {
-    const Options o = parse({});
+    Options o = parse({});
     EXPECT_EQ(o.preset, "tiny");
     EXPECT_EQ(o.train_data, "data/python-stdlib/train_*.bin");
     EXPECT_EQ(o.val_data, "data/python-stdlib/val_*.bin");
@@ -41,7 +43,7 @@ TEST(Options, NoneTrainsTiny) {
 
 TEST(Options, EveryPresetHasWorkingDefaults) {
     for (const std::string& name : preset_names()) {
-        const Options o = parse({"--preset", name});
+        Options o = parse({"--preset", name});
         EXPECT_EQ(o.out, "runs/" + name);
         EXPECT_LE(o.seq_len, model_config_from_options(o).max_seq_len) << name;
         EXPECT_GT(o.lr, 0.0);
@@ -58,7 +60,7 @@ TEST(Options, EveryOptionThatWorksReachesItsField) {
                              "--sync-every-micro-step", "--comm-timeout", "30", "--device-memory", "24GiB", "--recompute", "none", "--lmhead-chunks", "1", "--grad-dtype", "bf16",
                              "--val-every", "9", "--val-batches", "8", "--sample-every", "11", "--sample-tokens", "12", "--prompt", "two words", "--temperature", "0", "--top-k", "5",
                              "--top-p", "0.5", "--out", "here"});
-    const ModelConfig c = model_config_from_options(o);
+    const ModelConfig c = model_of(o);
     EXPECT_EQ(c.num_layers, 3);
     EXPECT_EQ(c.channels, 64);
     EXPECT_EQ(c.num_heads, 4);
@@ -106,8 +108,8 @@ TEST(Options, EveryOptionThatWorksReachesItsField) {
     EXPECT_EQ(o.top_p, 0.5);
     EXPECT_EQ(o.out, "here");
     EXPECT_TRUE(o.given("--lr"));
-    EXPECT_FALSE(model_config_from_options(parse({"--preset", "qwen2.5-0.5B", "--qkv-bias=false"})).qkv_bias);
-    EXPECT_TRUE(model_config_from_options(parse({"--tied"})).tied);
+    EXPECT_FALSE(model_of(parse({"--preset", "qwen2.5-0.5B", "--qkv-bias=false"})).qkv_bias);
+    EXPECT_TRUE(model_of(parse({"--tied"})).tied);
     EXPECT_EQ(parse({"--prompt", ""}).prompt, "");
     EXPECT_EQ(parse({"--lr", "1", "--lr", "2"}).lr, 2.0);
 }
@@ -189,13 +191,16 @@ TEST(Options, PairsExcludeEachOther) {
 
 TEST(Options, TheModelIsCheckedWithItsOverrides) {
     const auto bad = [](const std::vector<std::string>& words, const std::vector<std::string>& expected) {
-        expect_error<UsageError>([&] { model_config_from_options(parse(words)); }, expected);
+        expect_error<UsageError>([&] { model_of(parse(words)); }, expected);
     };
     bad({"--num-heads", "6", "--num-kv-heads", "4"}, {"num_heads 6", "num_kv_heads 4"});
     bad({"--head-dim", "33"}, {"head_dim is 33", "odd"});
     bad({"--seq-len", "4096"}, {"--seq-len 4096", "512", "--max-seq-len"});
-    EXPECT_NO_THROW(model_config_from_options(parse({"--seq-len", "4096", "--max-seq-len", "4096"})));
-    expect_error([] { model_config_from_options(parse({"--from-config", "no/such.json"})); }, {"no/such.json", "No such file"});
+    EXPECT_NO_THROW(model_of(parse({"--seq-len", "4096", "--max-seq-len", "4096"})));
+    Options shorter = parse({"--max-seq-len", "64"});
+    EXPECT_EQ(model_config_from_options(shorter).max_seq_len, 64);
+    EXPECT_EQ(shorter.seq_len, 64);  // the default of 128 gives way, a value that was given would not
+    expect_error([] { model_of(parse({"--from-config", "no/such.json"})); }, {"no/such.json", "No such file"});
 }
 
 TEST(Options, AConfigFileTakesTheSameNamesAndTheCommandLineWins) {
