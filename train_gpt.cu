@@ -64,7 +64,7 @@
 #include "llmc/zero.cuh"
 // Model: activations, forward, backward
 #include "llmc/model.cuh"
-// load_parameters, read_floats: between host tensors and the flat buffer
+// load_parameters, read_floats, hash_parameters: between host tensors and the flat buffer
 #include "llmc/weights.cuh"
 
 #include <unistd.h>
@@ -516,8 +516,12 @@ static int run(int argc, char** argv, const Process& process) {
         fflush(stdout);
         fresh_start = step + 1;
     }
+    if (process.rank == 0) {
+        const std::string hash = hash_parameters(trainer.zero, trainer.table, trainer.stream);
+        printf("done: %lld steps, weights %s, metrics in %s\n", plan.steps, hash.c_str(), metrics->path().c_str());
+        metrics->write(JsonLine("event").add("step", plan.steps - 1).add("event", "done").add("weights", hash));
+    }
     trainer.zero.synchronize();
-    if (metrics) metrics->write(JsonLine("event").add("step", plan.steps - 1).add("event", "done"));
     return 0;
 }
 

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "llmc/hash.h"
 #include "llmc/safetensors.h"
 #include "llmc/zero.cuh"
 
@@ -29,4 +30,18 @@ std::vector<float> read_floats(const T* address, size_t count, cudaStream_t stre
     std::vector<float> values(count);
     for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(raw[i]);
     return values;
+}
+
+// Hash of all parameters in the order of the table, padding left out: equal for equal weights, whatever the number of ranks or the buckets.
+// The caller's rank must hold all parameters (stages 0 to 2); waits for the engine's streams.
+inline std::string hash_parameters(const ZeroEngine& zero, const ParamTable& table, cudaStream_t stream) {
+    zero.synchronize();
+    Hash64 hash;
+    for (const Parameter& p : table.parameters) {
+        std::vector<floatX> raw(p.count());
+        CUDA_CHECK(cudaMemcpyAsync(raw.data(), zero.parameter_address(p), raw.size() * sizeof(floatX), cudaMemcpyDeviceToHost, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        hash.add(raw.data(), raw.size() * sizeof(floatX));
+    }
+    return hash.hex();
 }

@@ -1,0 +1,107 @@
+// What the multi-rank tests of the ZeRO engine share: the trainer itself, checks that all ranks agree on, state and gradients independent of who holds them.
+#pragma once
+
+#define LLMZERO_NO_MAIN
+#include "train_gpt.cu"
+
+// Unit roundoff of the storage type, to nearest. Stochastic rounding may be off by twice that.
+constexpr double kRoundoff = sizeof(floatX) == 2 ? 0x1p-8 : 0x1p-24;
+
+// Logical elements of the model: positions that depend on neither ranks nor buckets.
+inline size_t logical_count(const ParamTable& table) { return table.units.back().logical_begin + table.units.back().count; }
+
+struct Check {
+    const Process& process;
+    int passed = 0, failed = 0;
+
+    // All ranks must agree that it holds.
+    void expect(bool fine, const std::string& what) {
+        int all = fine;
+        MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+        (all ? passed : failed)++;
+        if (process.rank == 0) printf("%s %s\n", all ? "ok    " : "FAILED", what.c_str());
+        if (!fine && process.rank != 0) printf("       (rank %d) %s\n", process.rank, what.c_str());
+    }
+};
+
+// Elements of a rank's own slices put at their logical positions, zero elsewhere, then merged over ranks: the whole state, independent of stage.
+template <class T>
+inline std::vector<uint32_t> gather_bits(const Trainer& trainer, const T* values, bool by_state) {
+    std::vector<uint32_t> bits(logical_count(trainer.table), 0);
+    for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
+        const Bucket& bucket = trainer.zero.layout().buckets[b];
+        const ZeroEngine::Owned owned = trainer.zero.owned_by_this_rank(b);
+        std::vector<T> own(owned.count);
+        CUDA_CHECK(cudaMemcpyAsync(own.data(), values + (by_state ? owned.state_begin : owned.begin), owned.count * sizeof(T), cudaMemcpyDeviceToHost, trainer.stream));
+        CUDA_CHECK(cudaStreamSynchronize(trainer.stream));
+        for (size_t i = 0; i < owned.count; ++i) {
+            const size_t in_bucket = owned.begin - bucket.begin + i;
+            if (in_bucket >= bucket.unit_count) continue;  // padding
+            uint32_t word = 0;
+            memcpy(&word, &own[i], sizeof(T));
+            bits[bucket.logical_begin + in_bucket] = word;
+        }
+    }
+    MPI_Allreduce(MPI_IN_PLACE, bits.data(), static_cast<int>(bits.size()), MPI_UINT32_T, MPI_BOR, MPI_COMM_WORLD);
+    return bits;
+}
+
+// The number of valid targets of the global batch, as if this trainer had counted it.
+inline void set_valid_tokens(Trainer& trainer, unsigned long long valid) {
+    const float inv_valid = static_cast<float>(1.0 / static_cast<double>(valid));
+    CUDA_CHECK(cudaMemcpyAsync(&trainer.state->inv_valid_tokens, &inv_valid, sizeof(float), cudaMemcpyHostToDevice, trainer.stream));
+}
+
+// One micro-batch on a one-rank trainer of one micro-step: adds its gradients and their magnitudes, in double, by logical position.
+inline void add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude) {
+    trainer.copy_ids(batch, static_cast<size_t>(trainer.B) * trainer.T);
+    trainer.zero.begin_micro_step(0, trainer.state);
+    trainer.model.forward(trainer.zero, trainer.inputs, trainer.B, trainer.T);
+    trainer.model.loss_and_logit_gradients(trainer.targets, &trainer.state->inv_valid_tokens, trainer.B, trainer.T);
+    trainer.model.backward(trainer.zero, trainer.inputs, trainer.sorted_positions);
+    for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
+        const Bucket& bucket = trainer.zero.layout().buckets[b];
+        const std::vector<float> own = read_floats(trainer.zero.owned_by_this_rank(b).gradients, bucket.unit_count, trainer.stream);
+        for (size_t i = 0; i < own.size(); ++i) {
+            (*sum)[bucket.logical_begin + i] += own[i];
+            (*magnitude)[bucket.logical_begin + i] += std::fabs(own[i]);
+        }
+    }
+}
+
+// This rank's reduced gradients and the logged norm against the sum of every micro-batch's own gradients.
+inline void check_gradients(Check& check, const Trainer& trainer, float grad_norm, const std::vector<double>& sum, const std::vector<double>& magnitude,
+                     const std::string& what) {
+    // On its way an addend meets at most micro_steps - 1 stochastic roundings (twice the roundoff each) and N - 1 hops of the ring, in either order;
+    // every partial sum is at most the sum of magnitudes, grown by the roundings so far.
+    const double roundings = 2.0 * (trainer.micro_steps - 1) + (trainer.comm.size() - 1);
+    const double factor = std::expm1(roundings * std::log1p(kRoundoff));
+    size_t wrong = 0, compared = 0;
+    double largest = 0;
+    for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
+        const Bucket& bucket = trainer.zero.layout().buckets[b];
+        const ZeroEngine::Owned owned = trainer.zero.owned_by_this_rank(b);
+        const std::vector<float> own = read_floats(owned.gradients, owned.count, trainer.stream);
+        for (size_t i = 0; i < own.size(); ++i) {
+            const size_t in_bucket = owned.begin - bucket.begin + i;
+            const bool padding = in_bucket >= bucket.unit_count;
+            const double expected = padding ? 0 : sum[bucket.logical_begin + in_bucket];
+            // The smallest subnormal covers results that underflow.
+            const double allowed = padding ? 0 : factor * magnitude[bucket.logical_begin + in_bucket] + 1e-40;
+            const double error = std::fabs(own[i] - expected);
+            if (!(error <= allowed)) ++wrong;
+            if (allowed > 0) largest = std::max(largest, error / allowed);
+            ++compared;
+        }
+    }
+    check.expect(wrong == 0 && compared > 0, format("%s: %zu gradients against the sum of every micro-batch's own, largest error %.2f of the bound", what.c_str(), compared, largest));
+    double squares = 0, magnitude_squares = 0;
+    for (size_t i = 0; i < sum.size(); ++i) {
+        squares += sum[i] * sum[i];
+        magnitude_squares += magnitude[i] * magnitude[i];
+    }
+    // |‖a‖ - ‖b‖| <= ‖a - b‖, plus the norm's own fp32 arithmetic: chunks of eight squares, a rounding of the result.
+    const double allowed = factor * std::sqrt(magnitude_squares) + 8 * 0x1p-24 * std::sqrt(squares);
+    check.expect(std::fabs(grad_norm - std::sqrt(squares)) <= allowed,
+                 format("%s: gradient norm %.7g, expected %.7g within %.1e", what.c_str(), grad_norm, std::sqrt(squares), allowed));
+}
