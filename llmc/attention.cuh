@@ -52,9 +52,8 @@ inline AttentionArgs packed_attention_args(int B, int T, int NH, int NKV, int HD
 
 // ---- tiles ---------------------------------------------------------------------------------------------------------------------
 
-inline constexpr int kAttentionThreads = 128;
-// Blocks the compiler must leave registers for: with 2 it may use all 255 a thread and spills none; left alone it stops at 168 and spills.
-inline constexpr int kAttentionBlocks = 2;
+// Few and fat threads: 8 x 8 products in registers. With 128 a CPU needs 1.4 times as long, for barriers and for what every thread does once.
+inline constexpr int kAttentionThreads = 64;
 // What an sm_89 card gives one block; sm_80 and sm_90 give more.
 inline constexpr size_t kAttentionSharedLimit = 99 * 1024;
 
@@ -130,6 +129,7 @@ __device__ __forceinline__ void stage_transposed(float* a_t, const floatX* x, si
         const int row = i % Tile::kRows, d = i / Tile::kRows * 8;
         const Float8 value = row < count ? load8(x + row * x_row + d) * factor : zero8();
         float* const to = a_t + d * Tile::kRows + row;
+        UNROLL
         for (int j = 0; j < 8; j++) to[j * Tile::kRows] = value[j];
     }
 }
@@ -149,24 +149,46 @@ template <class Tile>
 __device__ __forceinline__ void tile_scores(Float8 (&s)[Tile::kColsPerThread], const float* a_t, const float* b, const AttentionSplit& split, int HD) {
     constexpr int kN = Tile::kColsPerThread, kChains = Tile::kChains;
     Float8 sum[kChains][kN];
+    UNROLL
     for (int chain = 0; chain < kChains; chain++)
+        UNROLL
         for (int j = 0; j < kN; j++) sum[chain][j] = zero8();
     a_t += 8 * split.group;
     b += split.lane * Tile::stream_stride(HD);
     const int col_step = Tile::kGroupThreads * Tile::stream_stride(HD);
     for (int d = 0; d < HD; d += 4) {
-        float4 y[kN];
-        for (int j = 0; j < kN; j++) y[j] = *reinterpret_cast<const float4*>(b + j * col_step + d);
         const Float8 x0 = load8(a_t + (d + 0) * Tile::kRows), x1 = load8(a_t + (d + 1) * Tile::kRows);
         const Float8 x2 = load8(a_t + (d + 2) * Tile::kRows), x3 = load8(a_t + (d + 3) * Tile::kRows);
-        for (int j = 0; j < kN; j++) sum[0][j] = fma8(x0, set8(y[j].x), sum[0][j]);
-        for (int j = 0; j < kN; j++) sum[1 % kChains][j] = fma8(x1, set8(y[j].y), sum[1 % kChains][j]);
-        for (int j = 0; j < kN; j++) sum[2 % kChains][j] = fma8(x2, set8(y[j].z), sum[2 % kChains][j]);
-        for (int j = 0; j < kN; j++) sum[3 % kChains][j] = fma8(x3, set8(y[j].w), sum[3 % kChains][j]);
+        // Column by column: loading all columns first makes g++ run out of registers.
+        UNROLL
+        for (int j = 0; j < kN; j++) {
+            const float4 y = *reinterpret_cast<const float4*>(b + j * col_step + d);
+            sum[0][j] = x0 * y.x + sum[0][j];
+            sum[1 % kChains][j] = x1 * y.y + sum[1 % kChains][j];
+            sum[2 % kChains][j] = x2 * y.z + sum[2 % kChains][j];
+            sum[3 % kChains][j] = x3 * y.w + sum[3 % kChains][j];
+        }
     }
+    UNROLL
     for (int j = 0; j < kN; j++) {
         s[j] = sum[0][j];
+        UNROLL
         for (int chain = 1; chain < kChains; chain++) s[j] = s[j] + sum[chain][j];
+    }
+}
+
+// kCount floats, four at a time where they come in fours.
+template <int kCount>
+__device__ __forceinline__ void load_weights(float (&w)[kCount], const float* from) {
+    if constexpr (kCount % 4 == 0) {
+        UNROLL
+        for (int i = 0; i < kCount; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(from + i);
+            w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
+        }
+    } else {
+        UNROLL
+        for (int i = 0; i < kCount; i++) w[i] = from[i];
     }
 }
 
@@ -178,13 +200,15 @@ __device__ __forceinline__ void tile_accumulate(Float8 (&acc)[Tile::kRowsPerThre
     const int slices = HD / 8;
     w_t += split.first_row;
     for (int c = begin; c < end; c++) {
-        Float8 w[Tile::kRowsPerThread];
-        for (int r = 0; r < Tile::kRowsPerThread; r++) w[r] = set8(w_t[c * Tile::kScoreStride + r]);
+        float w[Tile::kRowsPerThread];
+        load_weights(w, w_t + c * Tile::kScoreStride);
+        UNROLL
         for (int s = 0; s < Tile::kSlices; s++) {
             const int slice = split.slice + 8 * s;
             if (slice < slices) {
                 const Float8 y = load8(b + c * stride + 8 * slice);
-                for (int r = 0; r < Tile::kRowsPerThread; r++) acc[r][s] = fma8(w[r], y, acc[r][s]);
+                UNROLL
+                for (int r = 0; r < Tile::kRowsPerThread; r++) acc[r][s] = y * w[r] + acc[r][s];
             }
         }
     }
@@ -192,7 +216,9 @@ __device__ __forceinline__ void tile_accumulate(Float8 (&acc)[Tile::kRowsPerThre
 
 template <class Tile>
 __device__ __forceinline__ void zero_accumulators(Float8 (&acc)[Tile::kRowsPerThread][Tile::kSlices]) {
+    UNROLL
     for (int r = 0; r < Tile::kRowsPerThread; r++)
+        UNROLL
         for (int s = 0; s < Tile::kSlices; s++) acc[r][s] = zero8();
 }
 
@@ -200,8 +226,10 @@ __device__ __forceinline__ void zero_accumulators(Float8 (&acc)[Tile::kRowsPerTh
 template <class Tile>
 __device__ __forceinline__ void store_accumulators(floatX* x, size_t x_row, const Float8 (&acc)[Tile::kRowsPerThread][Tile::kSlices],
                                                    const AttentionSplit& split, int count, int HD, float factor) {
+    UNROLL
     for (int r = 0; r < Tile::kRowsPerThread; r++) {
         const int row = split.first_row + r;
+        UNROLL
         for (int s = 0; s < Tile::kSlices; s++) {
             const int slice = split.slice + 8 * s;
             if (row < count && slice < HD / 8) store8(x + row * x_row + 8 * slice, acc[r][s] * factor);
@@ -225,7 +253,7 @@ __device__ __forceinline__ float usable_lse(float lse) { return lse == -INFINITY
 // One block: kRows queries of one head. Two barriers a tile: the next keys are staged while the weights of this tile are made, the values of this
 // tile likewise, because at that moment nobody reads either buffer.
 template <class Tile>
-__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
+__global__ void __launch_bounds__(kAttentionThreads)
     attention_forward_kernel(floatX* out, float* lse, const floatX* q, const floatX* k, const floatX* v, AttentionArgs args) {
     const int HD = args.HD, b = blockIdx.z, head = blockIdx.y, kv_head = head / (args.NH / args.NKV);
     const int first_query = (gridDim.x - 1 - blockIdx.x) * Tile::kRows;  // the longest rows first
@@ -252,6 +280,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
     const float* const group_partials = partial + 8 * split.group;
 
     int start[8];  // first key of each scored row
+    UNROLL
     for (int i = 0; i < 8; i++) {
         const int query = first_query + min(8 * split.group + i, num_queries - 1);
         start[i] = args.key_start == nullptr ? 0 : args.key_start[static_cast<size_t>(b) * args.Tq + query];
@@ -272,12 +301,15 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
             tile_scores<Tile>(s, q_t, keys, split, HD);
             const int row_end = diagonal + first_query + 8 * split.group;  // last key of the group's first query
             if (args.key_start != nullptr || key + Tile::kCols - 1 > row_end) {
+                UNROLL
                 for (int j = 0; j < Tile::kColsPerThread; j++) {
                     const int my_key = key + split.lane + j * Tile::kGroupThreads;
+                    UNROLL
                     for (int i = 0; i < 8; i++) s[j][i] = my_key > row_end + i || my_key < start[i] ? -INFINITY : s[j][i];
                 }
             }
             Float8 largest = s[0];
+            UNROLL
             for (int j = 1; j < Tile::kColsPerThread; j++) largest = max8(largest, s[j]);
             store8(my_partial, largest);
         }
@@ -289,10 +321,12 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
                 new_max = max8(new_max, load8(group_partials + lane * Tile::kScoreStride));
             // While a row has seen no key its maximum is -infinity, and -infinity less itself would be no number.
             Float8 reference = new_max;
+            UNROLL
             for (int i = 0; i < 8; i++) reference[i] = new_max[i] == -INFINITY ? 0.0f : new_max[i];
             const Float8 shrink = exp8(row_max - reference);
             row_max = new_max;
             row_sum = row_sum * shrink;
+            UNROLL
             for (int j = 0; j < Tile::kColsPerThread; j++) {
                 const Float8 weight = exp8(s[j] - reference);
                 row_sum = row_sum + weight;
@@ -305,8 +339,10 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
         if (next_key < key_end) stage_rows<Tile>(keys, k + next_key * args.k_row, args.k_row, min(Tile::kCols, key_end - next_key), HD, 1.0f);
         __syncthreads();
 
+        UNROLL
         for (int r = 0; r < Tile::kRowsPerThread; r++) {
             const Float8 shrink = set8(rescale[split.first_row + r]);
+            UNROLL
             for (int s = 0; s < Tile::kSlices; s++) acc[r][s] = acc[r][s] * shrink;
         }
         // Keys beyond the last of these queries have weight 0; they are not worth adding.
@@ -319,16 +355,19 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
     if (split.scores && split.lane == 0) {
         Float8 sum = load8(group_partials);
         for (int lane = 1; lane < min(Tile::kGroupThreads, Tile::kCols); lane++) sum = sum + load8(group_partials + lane * Tile::kScoreStride);
+        UNROLL
         for (int i = 0; i < 8; i++) {
             const int row = 8 * split.group + i;
             if (row < num_queries) lse[row] = sum[i] == 0.0f ? -INFINITY : row_max[i] + logf(sum[i]);
         }
     }
+    UNROLL
     for (int r = 0; r < Tile::kRowsPerThread; r++) {
         float sum = partial[split.first_row + r];
         for (int lane = 1; lane < min(Tile::kGroupThreads, Tile::kCols); lane++) sum += partial[lane * Tile::kScoreStride + split.first_row + r];
         // Only a row without a key sums to 0: the largest weight of any other is 1. A NaN stays one.
         const Float8 inverse = set8(sum == 0.0f ? 0.0f : 1.0f / sum);
+        UNROLL
         for (int s = 0; s < Tile::kSlices; s++) acc[r][s] = acc[r][s] * inverse;
     }
     store_accumulators<Tile>(out, args.o_row, acc, split, num_queries, HD, 1.0f);
@@ -351,7 +390,7 @@ __global__ void attention_row_dot_kernel(float* row_dot, const floatX* dout, con
 
 // One block: kRows queries of one head, all the keys they see.
 template <class Tile>
-__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
+__global__ void __launch_bounds__(kAttentionThreads)
     attention_backward_dq_kernel(floatX* dq, const floatX* dout, const floatX* q, const floatX* k, const floatX* v, const float* lse,
                                  const float* row_dot, AttentionArgs args) {
     const int HD = args.HD, b = blockIdx.z, head = blockIdx.y, kv_head = head / (args.NH / args.NKV);
@@ -378,6 +417,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
     const AttentionSplit split = attention_split<Tile>();
     int start[8];
     Float8 row_lse, row_d;
+    UNROLL
     for (int i = 0; i < 8; i++) {
         const int row = 8 * split.group + i;
         start[i] = args.key_start == nullptr ? 0 : args.key_start[static_cast<size_t>(b) * args.Tq + first_query + min(row, num_queries - 1)];
@@ -401,9 +441,11 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
             tile_scores<Tile>(dp, dout_t, values, split, HD);
             const int row_end = diagonal + first_query + 8 * split.group;
             const bool masked = args.key_start != nullptr || key + Tile::kCols - 1 > row_end;
+            UNROLL
             for (int j = 0; j < Tile::kColsPerThread; j++) {
                 const int my_key = key + split.lane + j * Tile::kGroupThreads;
                 if (masked) {
+                    UNROLL
                     for (int i = 0; i < 8; i++) s[j][i] = my_key > row_end + i || my_key < start[i] ? -INFINITY : s[j][i];
                 }
                 store8(weights + (split.lane + j * Tile::kGroupThreads) * Tile::kScoreStride + 8 * split.group, exp8(s[j] - row_lse) * (dp[j] - row_d));
@@ -420,7 +462,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
 
 // One block: kRows keys of one key/value head, all queries that see them, of each query head of the group in turn.
 template <class Tile>
-__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
+__global__ void __launch_bounds__(kAttentionThreads)
     attention_backward_dkv_kernel(floatX* dk, floatX* dv, const floatX* dout, const floatX* q, const floatX* k, const floatX* v, const float* lse,
                                   const float* row_dot, AttentionArgs args) {
     const int HD = args.HD, b = blockIdx.z, kv_head = blockIdx.y, heads = args.NH / args.NKV;
@@ -465,6 +507,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
                 tile_scores<Tile>(s, k_t, queries, split, HD);
                 tile_scores<Tile>(dp, v_t, douts, split, HD);
                 const int group_key = first_key + 8 * split.group;
+                UNROLL
                 for (int j = 0; j < Tile::kColsPerThread; j++) {
                     const int col = split.lane + j * Tile::kGroupThreads;
                     const bool real = col < num_queries;
@@ -473,6 +516,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
                     const int start = real && args.key_start != nullptr ? args.key_start[static_cast<size_t>(b) * args.Tq + query + col] : 0;
                     const int end = diagonal + query + col;
                     if (group_key + 7 > end || group_key < start) {
+                        UNROLL
                         for (int i = 0; i < 8; i++) s[j][i] = group_key + i > end || group_key + i < start ? -INFINITY : s[j][i];
                     }
                     const Float8 p = exp8(s[j] - col_lse);
