@@ -112,5 +112,5 @@ inline void qk_norm_backward(floatX* dqkv, floatX* dq_weight, floatX* dk_weight,
         launch(qk_norm_backward_kernel, ceil_div(N, rows), kWarpSize, smem_bytes, stream, dqkv, scratch, dout, qkv, q_weight, k_weight, rstd, N, NH, NKV, HD, lanes, rows);
     }
     sum_rows(dq_weight, scratch, num_partials, HD, 2 * static_cast<size_t>(HD), stream);
-    sum_rows(dk_weight, scratch + HD, num_partials, HD, 2 * static_cast<size_t>(HD), stream);
+    sum_rows(dk_weight, N > 0 ? scratch + HD : scratch, num_partials, HD, 2 * static_cast<size_t>(HD), stream);
 }
