@@ -51,7 +51,11 @@
 namespace {
 
 constexpr size_t kHeaderBytes = 64;             // keeps what follows aligned for vector loads
-constexpr size_t kSliceBytes = 512 << 10;       // of one rank's block, per message
+// A slice of one rank's block goes in one message: kStagingBytes / ranks, within these limits. Where ranks share cores
+// each exchange costs a few changes of process, so slices are as long as staging of 2 * kStagingBytes allows: with 2
+// ranks on 2 busy cores 25 MB took 25 ms in slices of 4 MiB and 144 ms in slices of 512 KiB.
+constexpr size_t kStagingBytes = 8 << 20;
+constexpr size_t kMinSliceBytes = 64 << 10;
 // An all-reduce up to this size sends everything to everybody, one exchange instead of two.
 constexpr size_t kSmallAllReduceBytes = 8 << 10;
 constexpr int kYields = 2000;                   // tries before a waiting rank starts to sleep between them
@@ -155,16 +159,20 @@ void reduce_parts(char* out_bytes, const char* const* parts, int n, size_t count
     const Wide factor = scale ? T::narrow(Wide(1) / static_cast<Wide>(n)).wide() : Wide(1);
     T* out = reinterpret_cast<T*>(out_bytes);
     T tile[kTile];
+    [[maybe_unused]] T scaled[scale ? kTile : 1];
     for (size_t begin = 0; begin < count; begin += kTile) {
         const size_t length = std::min(kTile, count - begin);
         const T* first = reinterpret_cast<const T*>(parts[0]) + begin;
         for (size_t i = 0; i < length; ++i) tile[i] = scale ? T::narrow(first[i].wide() * factor) : first[i];
         for (int part = 1; part < n; ++part) {
             const T* next = reinterpret_cast<const T*>(parts[part]) + begin;
-            for (size_t i = 0; i < length; ++i) {
-                const Wide x = scale ? T::narrow(next[i].wide() * factor).wide() : next[i].wide();
-                tile[i] = T::narrow(combine<Op>(tile[i].wide(), x));
+            if constexpr (scale) {
+                // A loop of its own: in one expression with the sum, the compiler would make it a fused multiply-add.
+                for (size_t i = 0; i < length; ++i) scaled[i] = T::narrow(next[i].wide() * factor);
+                asm volatile("" : : "r"(scaled) : "memory");
+                next = scaled;
             }
+            for (size_t i = 0; i < length; ++i) tile[i] = T::narrow(combine<Op>(tile[i].wide(), next[i].wide()));
         }
         if constexpr (Op == ncclAvg && std::is_integral_v<Wide>)
             for (size_t i = 0; i < length; ++i) tile[i] = T::narrow(static_cast<Wide>(tile[i].wide() / static_cast<Wide>(n)));
@@ -205,6 +213,7 @@ struct State {
     MPI_Comm mpi = MPI_COMM_NULL;
     int rank = 0, ranks = 1, device = 0;
     uint64_t id = 0;
+    size_t slice_bytes = kMinSliceBytes;
     int tag_span = 1 << 14;   // collectives use tags below it, point-to-point the ones above
     // Counted when a call is issued, so that calls keep their identity however streams run them.
     std::atomic<uint32_t> collectives{0};
@@ -239,7 +248,7 @@ struct State {
 // message of a different call, which its header gives away, always fits.
 class Slots {
 public:
-    Slots(State& state, size_t count) : state_(state), bytes_(count * kStride) {
+    Slots(State& state, size_t count) : state_(state), stride_(kHeaderBytes + state.slice_bytes), bytes_(count * stride_) {
         const std::lock_guard<std::mutex> lock(state.mutex);
         for (size_t i = 0; i < state.buffers.size(); ++i)
             if (state.buffers[i].second >= bytes_) {
@@ -257,15 +266,13 @@ public:
     }
     Slots(const Slots&) = delete;
     Slots& operator=(const Slots&) = delete;
-    char* header(size_t i) const { return data_ + i * kStride; }
+    char* header(size_t i) const { return data_ + i * stride_; }
     char* payload(size_t i) const { return header(i) + kHeaderBytes; }
     void lose() { lost_ = true; }   // messages that were given up may still arrive here
 
-    static constexpr size_t kStride = kHeaderBytes + kSliceBytes;
-
 private:
     State& state_;
-    size_t bytes_;
+    size_t stride_, bytes_;
     char* data_ = nullptr;
     bool lost_ = false;
 };
@@ -403,7 +410,7 @@ bool exchange(State& comm, std::vector<Message>& messages, uint32_t slice, uint3
             if (m.incoming != incoming) continue;
             int code;
             if (incoming) {
-                code = MPI_Irecv(m.data, static_cast<int>(Slots::kStride), MPI_BYTE, m.peer, tag_of(*m.call), comm.mpi, &m.request);
+                code = MPI_Irecv(m.data, static_cast<int>(kHeaderBytes + comm.slice_bytes), MPI_BYTE, m.peer, tag_of(*m.call), comm.mpi, &m.request);
             } else {
                 const Header h = make_header(*m.call, slice, phase);
                 memcpy(m.data, &h, sizeof(h));
@@ -492,7 +499,7 @@ bool run_small_all_reduce(const Call& call) {
 bool run_blocks(const Call& call) {
     State& comm = *call.comm;
     const int n = comm.ranks, own = comm.rank;
-    const size_t element = type_info(call.type).bytes, per_slice = kSliceBytes / element, ranks = static_cast<size_t>(n);
+    const size_t element = type_info(call.type).bytes, per_slice = comm.slice_bytes / element, ranks = static_cast<size_t>(n);
     const bool reduces = call.kind != Kind::all_gather, gathers = call.kind != Kind::reduce_scatter;
     std::vector<size_t> begin(ranks + 1);
     for (size_t r = 0; r <= ranks; ++r) begin[r] = call.kind == Kind::all_reduce ? block_begin(call.count, n, static_cast<int>(r)) : r * call.count;
@@ -540,17 +547,31 @@ bool run_blocks(const Call& call) {
     return true;
 }
 
+// Broadcast and Reduce: only the root sends or receives, so a wrong root would not be seen in its messages. With the first
+// slice every rank also tells every other one what it does.
+void tell_others(std::vector<Message>& messages, const Call& call, const Slots& slots, size_t first_slot) {
+    const State& comm = *call.comm;
+    for (int peer = 0; peer < comm.ranks; ++peer) {
+        if (peer == comm.rank) continue;
+        const size_t slot = first_slot + static_cast<size_t>(peer);
+        const auto missing = [&](bool incoming) { return std::none_of(messages.begin(), messages.end(), [&](const Message& m) { return m.peer == peer && m.incoming == incoming; }); };
+        if (missing(true)) messages.push_back({&call, peer, slots.header(slot), 0, true});
+        if (missing(false)) messages.push_back({&call, peer, slots.header(first_slot + static_cast<size_t>(comm.rank)), 0, false});
+    }
+}
+
 bool run_broadcast(const Call& call) {
     State& comm = *call.comm;
     const size_t bytes = call.count * type_info(call.type).bytes;
-    Slots slots(comm, 1);
-    for (size_t offset = 0, slice = 0; offset < bytes; offset += kSliceBytes, ++slice) {
-        const size_t length = std::min(kSliceBytes, bytes - offset);
+    Slots slots(comm, 1 + static_cast<size_t>(comm.ranks));
+    for (size_t offset = 0, slice = 0; offset < bytes; offset += comm.slice_bytes, ++slice) {
+        const size_t length = std::min(comm.slice_bytes, bytes - offset);
         std::vector<Message> messages;
         const bool root = comm.rank == call.root;
         if (root && !copy(call, slots.payload(0), call.send + offset, length)) return false;
         for (int peer = 0; peer < comm.ranks; ++peer)
             if (peer != comm.rank && (root || peer == call.root)) messages.push_back({&call, peer, slots.header(0), length, !root});
+        if (slice == 0) tell_others(messages, call, slots, 1);
         if (!exchange(comm, messages, static_cast<uint32_t>(slice), 0)) return slots.lose(), false;
         if (!(root && call.send == call.recv) && !copy(call, call.recv + offset, slots.payload(0), length)) return false;
     }
@@ -559,10 +580,11 @@ bool run_broadcast(const Call& call) {
 
 bool run_reduce(const Call& call) {
     State& comm = *call.comm;
-    const size_t element = type_info(call.type).bytes, per_slice = kSliceBytes / element, ranks = static_cast<size_t>(comm.ranks);
+    const size_t element = type_info(call.type).bytes, per_slice = comm.slice_bytes / element, ranks = static_cast<size_t>(comm.ranks);
     const size_t self = static_cast<size_t>(comm.rank);
     const bool root = comm.rank == call.root;
-    Slots slots(comm, ranks + 1);
+    // Slot r: rank r's values; slot n: the result; from slot n + 1 on: what the others say.
+    Slots slots(comm, 2 * ranks + 1);
     std::vector<const char*> by_rank(ranks), parts;
     for (size_t offset = 0, slice = 0; offset < call.count; offset += per_slice, ++slice) {
         const size_t length = std::min(per_slice, call.count - offset);
@@ -571,6 +593,7 @@ bool run_reduce(const Call& call) {
         for (int peer = 0; peer < comm.ranks; ++peer)
             if (peer != comm.rank && (root || peer == call.root))
                 messages.push_back({&call, peer, slots.header(root ? static_cast<size_t>(peer) : self), length * element, root});
+        if (slice == 0) tell_others(messages, call, slots, ranks + 1);
         if (!exchange(comm, messages, static_cast<uint32_t>(slice), 0)) return slots.lose(), false;
         if (!root) continue;
         for (size_t r = 0; r < ranks; ++r) by_rank[r] = slots.payload(r);
@@ -587,9 +610,12 @@ bool run_messages(State& comm, const std::vector<Call>& calls) {
     Slots slots(comm, calls.size());
     size_t longest = 0;
     for (const Call& c : calls) longest = std::max(longest, c.count * type_info(c.type).bytes);
-    for (size_t offset = 0, slice = 0; offset < longest; offset += kSliceBytes, ++slice) {
+    for (size_t offset = 0, slice = 0; offset < longest; offset += comm.slice_bytes, ++slice) {
         std::vector<Message> messages;
-        const auto length = [&](const Call& c) { const size_t bytes = c.count * type_info(c.type).bytes; return bytes <= offset ? size_t{0} : std::min(kSliceBytes, bytes - offset); };
+        const auto length = [&](const Call& c) {
+            const size_t bytes = c.count * type_info(c.type).bytes;
+            return bytes <= offset ? size_t{0} : std::min(comm.slice_bytes, bytes - offset);
+        };
         for (size_t i = 0; i < calls.size(); ++i) {
             const size_t bytes = length(calls[i]);
             if (bytes == 0) continue;
@@ -918,6 +944,14 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId unique, 
     state->rank = rank;
     state->ranks = ranks;
     state->id = id.value;
+    state->slice_bytes = std::max(kMinSliceBytes, kStagingBytes / static_cast<size_t>(ranks) / kHeaderBytes * kHeaderBytes);
+    // For tests of many slices; it must be the same on all ranks.
+    if (const char* text = getenv("NCCL_MPI_SLICE_BYTES")) {
+        const long value = strtol(text, nullptr, 10);
+        if (value < static_cast<long>(kSmallAllReduceBytes) || value > (1L << 30) || value % static_cast<long>(kHeaderBytes) != 0)
+            return error(ncclInvalidUsage, "NCCL_MPI_SLICE_BYTES=%s is not a multiple of %zu from %zu to 2^30", text, kHeaderBytes, kSmallAllReduceBytes);
+        state->slice_bytes = static_cast<size_t>(value);
+    }
     if (cudaGetDevice(&state->device) != cudaSuccess) return error(ncclUnhandledCudaError, "ncclCommInitRank: no device");
     int* upper = nullptr;
     int found = 0;
