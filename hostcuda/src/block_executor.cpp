@@ -417,7 +417,7 @@ HOSTCUDA_UNCHECKED inline Fiber* next_fiber(Executor& e) {
 }
 
 // Puts the running thread to sleep until someone makes it ready. Inlined, like the switch itself.
-HOSTCUDA_UNCHECKED [[gnu::always_inline]] inline void suspend(Executor& e) {
+HOSTCUDA_UNCHECKED __attribute__((always_inline)) inline void suspend(Executor& e) {
     Fiber* const self = e.running;
     const unsigned thread = block_progress.thread;
     const uint3 index = threadIdx;
