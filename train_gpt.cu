@@ -381,7 +381,7 @@ static int run(int argc, char** argv, const Process& process) {
     std::unique_ptr<DataLoader> loader;
     std::vector<std::unique_ptr<HostBatch>> batches;
     run_on_all_ranks(process, [&] {
-        plan.config = model_config_from_options(options);
+        plan.config = model_config_from_options(plan.options);
         plan.batch = plan_batch(options.total_batch, options.micro_batch, options.seq_len, process.ranks);
         plan.zero = zero_config(options, plan.batch.grad_accum);
         device_name = select_device(process);
@@ -413,7 +413,9 @@ static int run(int argc, char** argv, const Process& process) {
     std::unique_ptr<MetricsWriter> metrics;
     run_on_all_ranks(process, [&] {
         if (!plan.decode_path.empty()) decode = std::make_unique<DecodeTable>(plan.decode_path);
-        if (decode) decode->encode(options.prompt);  // a prompt that does not fit is refused now
+        for (const int id : decode ? decode->encode(options.prompt) : std::vector<int>()) {  // a prompt that does not fit is refused now
+            CHECK(id < plan.config.vocab_size, "--prompt has token id %d, outside the model's vocabulary of %d; use another prompt", id, plan.config.vocab_size);
+        }
         if (process.rank != 0) return;
         folder = std::make_unique<RunFolder>(options.out);
         metrics = std::make_unique<MetricsWriter>(*folder);

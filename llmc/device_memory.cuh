@@ -64,7 +64,11 @@ private:
 template <class T>
 class PinnedArray {
 public:
-    explicit PinnedArray(size_t count) { CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&data_), count * sizeof(T))); }
+    explicit PinnedArray(size_t count) {
+        const cudaError_t status = cudaMallocHost(reinterpret_cast<void**>(&data_), count * sizeof(T));
+        CHECK(status == cudaSuccess, "cannot pin %.3f GB of host memory (%s); use a smaller --total-batch, or raise the limit of locked memory (ulimit -l)",
+              count * sizeof(T) / 1e9, cudaGetErrorString(status));
+    }
     PinnedArray(const PinnedArray&) = delete;
     PinnedArray& operator=(const PinnedArray&) = delete;
     ~PinnedArray() { cudaFreeHost(data_); }
