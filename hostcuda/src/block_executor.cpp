@@ -211,6 +211,7 @@ HOSTCUDA_UNCHECKED void fiber_main() {
 }
 
 Executor::Executor() {
+    use_fault_stack();
     memset(fiber_of, 0, sizeof(fiber_of));
     memset(warp, 0, sizeof(warp));
     memset(&barrier, 0, sizeof(barrier));

@@ -12,6 +12,7 @@
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <signal.h>
+#include <ucontext.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -229,6 +230,18 @@ std::string describe_address(const Heap& h, address_t at) {
 // ---- faults -------------------------------------------------------------------------------------------------------
 
 struct sigaction previous_handler;
+constexpr size_t kStackReach = 64 << 10;   // how far from the stack pointer an overflow may touch
+
+// The stack pointer at the fault, or 0 where it is not known.
+address_t stack_pointer([[maybe_unused]] void* context) {
+#if defined(__x86_64__)
+    return static_cast<address_t>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RSP]);
+#elif defined(__aarch64__)
+    return static_cast<address_t>(static_cast<ucontext_t*>(context)->uc_mcontext.sp);
+#else
+    return 0;
+#endif
+}
 
 void on_fault(int number, siginfo_t* info, void* context) {
     const address_t at = address(info->si_addr);
@@ -248,6 +261,11 @@ void on_fault(int number, siginfo_t* info, void* context) {
             stop("host code touched device memory at %p, %s; copy it with cudaMemcpyAsync instead", info->si_addr, where.c_str());
         stop("access to device memory out of bounds at %p, %s", info->si_addr, where.c_str());
     }
+    // A frame that does not fit reaches below the stack, close to where the stack pointer stands.
+    const address_t top = stack_pointer(context);
+    char caller[1024];
+    if (top != 0 && at + kStackReach > top && at < top + kStackReach && describe_caller && describe_caller(caller, sizeof caller))
+        stop("the stack of a CUDA thread overflows at %p; use smaller local arrays, or set HOSTCUDA_STACK (in bytes) higher", info->si_addr);
     // Not ours: hand on to whoever was there before (a sanitizer, the program), or die of it as usual.
     if (previous_handler.sa_flags & SA_SIGINFO) {
         if (previous_handler.sa_sigaction) return previous_handler.sa_sigaction(number, info, context);
@@ -337,6 +355,30 @@ void unmap(address_t start, size_t bytes) {
 }
 
 }  // namespace
+
+void use_fault_stack() {
+    struct FaultStack {
+        std::vector<char> memory = std::vector<char>(64 << 10);
+        FaultStack() {
+            stack_t stack{};
+            if (sigaltstack(nullptr, &stack) == 0 && !(stack.ss_flags & SS_DISABLE)) return;   // a sanitizer's, say
+            stack = {};
+            stack.ss_sp = memory.data();
+            stack.ss_size = memory.size();
+            sigaltstack(&stack, nullptr);
+            ours = true;
+        }
+        ~FaultStack() {
+            if (!ours) return;
+            stack_t stack{};
+            stack.ss_flags = SS_DISABLE;
+            sigaltstack(&stack, nullptr);
+        }
+        bool ours = false;
+    };
+    static thread_local FaultStack stack;
+    heap();   // installs the handler
+}
 
 // ---- what the rest of hostcuda uses -------------------------------------------------------------------------------
 

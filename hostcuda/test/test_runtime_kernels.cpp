@@ -80,6 +80,26 @@ TEST(KernelMemoryDeathTest, UninitialisedMemoryReadsAsNan) {
     for (float value : out.host()) EXPECT_NE(value, value);
 }
 
+__attribute__((noinline)) int use_stack(int depth) {
+    volatile char frame[512];
+    frame[0] = static_cast<char>(depth);
+    return depth == 0 ? 0 : use_stack(depth - 1) + frame[0];
+}
+__global__ void deep_kernel(int* out, int depth) {
+    *out = use_stack(depth);
+    __syncthreads();
+}
+
+#if !HOSTCUDA_ASAN_BUILD && !HOSTCUDA_TSAN_BUILD   // they report it in their own words
+TEST(KernelMemoryDeathTest, StackOverflow) {
+    EXPECT_STOP_IN("the stack of a CUDA thread overflows.*HOSTCUDA_STACK.*deep_kernel", {}, [] {
+        Device<int> out(1);
+        launch(deep_kernel, 1, 32, 0, out.data, 100000);
+        return true;
+    });
+}
+#endif
+
 TEST(KernelStreamDeathTest, DefaultStreamIsRefused) {
     EXPECT_STOP_IN("on the default stream", {}, [] {
         launch_on(nullptr, copy_kernel, 1, 32, floats(1), floats(1), 1);

@@ -17,6 +17,10 @@ namespace hostcuda {
 // and returns true, or returns false outside a kernel. It must be callable from a signal handler.
 extern bool (*describe_caller)(char* text, size_t size);
 
+// Gives the calling OS thread a stack of its own for the fault handler, so that a CUDA thread that overflows its fiber
+// is a stop with words. Once for each thread that runs blocks; later calls do nothing.
+void use_fault_stack();
+
 // Remembers the error for cudaGetLastError (per host thread) and returns it. Every runtime call ends with it.
 cudaError_t set_error(cudaError_t error);
 
