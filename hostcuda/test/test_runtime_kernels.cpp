@@ -80,6 +80,7 @@ TEST(KernelMemoryDeathTest, UninitialisedMemoryReadsAsNan) {
     for (float value : out.host()) EXPECT_NE(value, value);
 }
 
+#if !HOSTCUDA_ASAN_BUILD && !HOSTCUDA_TSAN_BUILD   // they report it in their own words
 __attribute__((noinline)) int use_stack(int depth) {
     volatile char frame[512];
     frame[0] = static_cast<char>(depth);
@@ -90,7 +91,6 @@ __global__ void deep_kernel(int* out, int depth) {
     __syncthreads();
 }
 
-#if !HOSTCUDA_ASAN_BUILD && !HOSTCUDA_TSAN_BUILD   // they report it in their own words
 TEST(KernelMemoryDeathTest, StackOverflow) {
     EXPECT_STOP_IN("the stack of a CUDA thread overflows.*HOSTCUDA_STACK.*deep_kernel", {}, [] {
         Device<int> out(1);
