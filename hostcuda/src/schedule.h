@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hostcuda/execution.h"
+
 namespace hostcuda {
 
 // The seed, or 0 when threads run in plain order (HOSTCUDA_SCHEDULE unset or 0).
@@ -16,7 +18,7 @@ uint64_t schedule_seed();
 size_t scheduled_block(size_t i, size_t blocks, uint64_t serial);
 
 // splitmix64: one multiplication-based step, good enough for choices.
-inline uint64_t mix(uint64_t x) {
+HOSTCUDA_UNCHECKED inline uint64_t mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -29,18 +31,18 @@ struct WarpSchedule {
     uint64_t state = 0;
     unsigned lowest = 0;
 
-    void begin_block(uint64_t serial, size_t block) {
+    HOSTCUDA_UNCHECKED void begin_block(uint64_t serial, size_t block) {
         const uint64_t seed = schedule_seed();
         enabled = seed != 0;
         state = mix(mix(seed ^ mix(serial)) ^ block);
         lowest = 1u << 20;
     }
-    uint64_t random() { return state = mix(state); }
+    HOSTCUDA_UNCHECKED uint64_t random() { return state = mix(state); }
     // Priorities at the start lie above all that a drop gives.
-    unsigned first_priority() { return (1u << 20) + static_cast<unsigned>(random() >> 40); }
-    unsigned next_lowest() { return --lowest; }
-    bool change_now() { return random() % 64 == 0; }
-    unsigned pick_lane(unsigned lanes) {
+    HOSTCUDA_UNCHECKED unsigned first_priority() { return (1u << 20) + static_cast<unsigned>(random() >> 40); }
+    HOSTCUDA_UNCHECKED unsigned next_lowest() { return --lowest; }
+    HOSTCUDA_UNCHECKED bool change_now() { return random() % 64 == 0; }
+    HOSTCUDA_UNCHECKED unsigned pick_lane(unsigned lanes) {
         unsigned skip = static_cast<unsigned>(random() % static_cast<unsigned>(__builtin_popcount(lanes)));
         for (; skip != 0; skip--) lanes &= lanes - 1;
         return static_cast<unsigned>(__builtin_ctz(lanes));
