@@ -19,7 +19,6 @@ namespace {
 using Target = std::variant<int Options::*, long long Options::*, uint64_t Options::*, double Options::*, std::string Options::*>;
 enum Kind { Number, Memory, Flag };
 
-constexpr double kAny = std::numeric_limits<double>::infinity();
 constexpr double kTokens = 1e12;  // more than anyone trains on in a step or in steps; keeps products within 64 bits
 
 struct Row {
@@ -74,7 +73,7 @@ const Row kRows[] = {
     {"final-lr-frac", O, &Options::final_lr_frac, 0, 1, nullptr, "learning rate of the last step as a share of the peak (constant: unused)"},
     {"beta1", O, &Options::beta1, 0, 0.999999, nullptr, "AdamW: decay of the first moment"},
     {"beta2", O, &Options::beta2, 0, 0.99999999, nullptr, "AdamW: decay of the second moment"},
-    {"eps", O, &Options::eps, 0, 1, nullptr, "AdamW: epsilon, added after bias correction"},
+    {"eps", O, &Options::eps, 1e-30, 1, nullptr, "AdamW: epsilon, added after bias correction"},
     {"weight-decay", O, &Options::weight_decay, 0, 100, nullptr, "AdamW: decoupled decay, on matrices only"},
     {"clip", O, &Options::clip, 0, 1e30, nullptr, "largest global gradient norm (the norm is logged before clipping); 0 = off"},
     {"max-skipped", O, &Options::max_skipped, 0, 1 << 30, nullptr, "steps in a row skipped for a non-finite gradient before the run ends with an error"},
@@ -331,11 +330,23 @@ void fill_defaults(Options& options) {
     }
 }
 
+// Puts an option back to what it is when nobody gives it.
+void forget(Options& options, const Row& row) {
+    const Options untouched;
+    std::visit([&](auto member) { options.*member = untouched.*member; }, row.target);
+    options.sources[&row - kRows] = Options::Source::Default;
+}
+
 // Rules between options.
-void check_pairs(const Options& options) {
+void check_pairs(Options& options) {
     static constexpr struct { const char *a, *b; } kExclusive[] = {{"steps", "epochs"}, {"preset", "from-config"}, {"tied", "untied"}};
-    for (const auto& pair : kExclusive)
-        if (options.given(pair.a) && options.given(pair.b)) usage("--%s and --%s exclude each other; give one of them", pair.a, pair.b);
+    for (const auto& pair : kExclusive) {
+        const Row &a = *find_row(pair.a), &b = *find_row(pair.b);
+        const Options::Source from_a = options.sources[&a - kRows], from_b = options.sources[&b - kRows];
+        if (from_a == Options::Source::Default || from_b == Options::Source::Default) continue;
+        if (from_a == from_b) usage("--%s and --%s exclude each other; give one of them", pair.a, pair.b);
+        forget(options, from_a == Options::Source::ConfigFile ? a : b);  // the command line wins here too
+    }
     if (options.given("steps") && options.given("warmup") && options.warmup > options.steps)
         usage("--warmup %lld is longer than the run of --steps %lld; use at most %lld", options.warmup, options.steps, options.steps);
 }

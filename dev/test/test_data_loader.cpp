@@ -268,13 +268,18 @@ TEST(DataLoader, AnErrorWhileReadingAheadComesWithItsBatchAndNotBefore) {
     const size_t bad = DataLoader(folder.file("a.bin"), settings(1, T, 1, 0, 1)).describe(2)[0].first_token + 1;
     tokens[bad] = 9;
     write_file(folder.file("a.bin"), shard_bytes(tokens));
-    DataLoader loader(folder.file("a.bin"), settings(1, T, 1, 0, 1, 9));
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    EXPECT_NO_THROW(loader.next());
-    const StepBatch& second = loader.next();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    expect_error([&] { loader.next(); }, {"is 9"});
-    EXPECT_EQ(second.buffers.inputs[0], 3);  // still the caller's
+    for (const int num_slots : {2, 3, 6}) {  // with three, the reader meets it before the first batch is taken
+        std::vector<int> memory(num_slots * 3 * T);
+        std::vector<BatchBuffers> slots;
+        for (int i = 0; i < num_slots; ++i) slots.push_back({&memory[3 * i * T], &memory[(3 * i + 1) * T], &memory[(3 * i + 2) * T]});
+        DataLoader loader(folder.file("a.bin"), settings(1, T, 1, 0, 1, 9), slots);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        EXPECT_NO_THROW(loader.next());
+        const StepBatch& second = loader.next();
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        expect_error([&] { loader.next(); }, {"is 9"});
+        EXPECT_EQ(second.buffers.inputs[0], 3);  // still the caller's
+    }
 }
 
 TEST(DataLoader, TheCallersBuffersStayUntilTheNextCall) {

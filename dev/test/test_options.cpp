@@ -153,6 +153,7 @@ TEST(Options, ValuesOutOfRangeNameOptionValueAndRange) {
     refused({"--lr", "nan"}, {"--lr is nan"});
     refused({"--lr", "inf"}, {"--lr is inf"});
     refused({"--lr", "fast"}, {"--lr is `fast`", "number"});
+    refused({"--eps", "0"}, {"--eps is 0"});  // 0 / 0 where a gradient is zero
     refused({"--beta1", "1"}, {"--beta1 is 1"});
     refused({"--beta2", "1"}, {"--beta2 is 1"});
     refused({"--final-lr-frac", "1.1"}, {"--final-lr-frac is 1.1"});
@@ -234,8 +235,14 @@ TEST(Options, AConfigFileTakesTheSameNamesAndTheCommandLineWins) {
     bad("lr = [1, 2]\n", {path, "`lr`", "2 values"});
     bad("config = other\n", {path, "config"});
     bad("zero-stage = 3\n", {path, "zero-stage", "not available yet"});
-    bad("epochs = 1\n", {"--steps", "--epochs"});
     bad("help = true\n", {path, "help"});
+    write_file(path, "epochs = 1\nsteps = 2\n");
+    refused({"--config", path}, {"--steps", "--epochs", "exclude"});
+    write_file(path, "epochs = 1\ntied = true\n");
+    const Options mixed = parse({"--config", path, "--steps", "11", "--untied"});
+    EXPECT_EQ(mixed.steps, 11);
+    EXPECT_EQ(mixed.epochs, 0.0);
+    EXPECT_FALSE(model_of(mixed).tied);
     refused({"--config", folder.file("none.toml")}, {"none.toml", "No such file"});
     refused({"--config", folder.path()}, {folder.path(), "regular file"});
 }
