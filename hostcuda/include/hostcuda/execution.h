@@ -26,9 +26,8 @@ struct BlockProgress {
     unsigned next;         // first thread that has not been started
     unsigned direct_end;   // threads below it may be started by the plain loop; 0 when the scheduler decides (schedule seeds, TSan)
     unsigned ready_warps;  // warps with lanes that waited and may go on
-    unsigned next_x;       // threadIdx of `next`; x apart from y and z: a load that spans it and a neighbour would wait for the store of x
     unsigned count;        // threads in the block; 0 outside kernels
-    unsigned next_y, next_z;
+    unsigned next_x, next_y, next_z;  // threadIdx of `next`
 };
 HOSTCUDA_THREAD_LOCAL BlockProgress block_progress;
 
@@ -38,10 +37,14 @@ bool begin_thread_slow();
 HOSTCUDA_UNCHECKED inline bool begin_thread() {
     BlockProgress& progress = block_progress;
     if (progress.next >= progress.direct_end || progress.ready_warps != 0) return begin_thread_slow();
-    progress.thread = progress.next++;
-    const unsigned x = progress.next_x;
+    // Relaxed atomics are plain loads and stores that the compiler may not merge with their neighbours: a load that spans a counter just stored
+    // and something else has to wait for the store to reach the cache, three times the cost of the whole loop otherwise.
+    const unsigned next = __atomic_load_n(&progress.next, __ATOMIC_RELAXED);
+    const unsigned x = __atomic_load_n(&progress.next_x, __ATOMIC_RELAXED);
+    progress.thread = next;
+    __atomic_store_n(&progress.next, next + 1, __ATOMIC_RELAXED);
     threadIdx = uint3{x, progress.next_y, progress.next_z};
-    progress.next_x = x + 1;
+    __atomic_store_n(&progress.next_x, x + 1, __ATOMIC_RELAXED);
     if (x + 1 == blockDim.x) {
         progress.next_x = 0;
         if (++progress.next_y == blockDim.y) {
