@@ -6,14 +6,14 @@ namespace {
 
 constexpr float kEpsilon = 1e-6f;
 
-struct Shape {
+struct QkNormShape {
     int N, NH, NKV, HD;
     int heads() const { return NH + NKV; }
     size_t qkv_row() const { return static_cast<size_t>(NH + 2 * NKV) * HD; }
     size_t out_count() const { return static_cast<size_t>(N) * heads() * HD; }
 };
 
-void check_qk_norm(const Shape& s) {
+void check_qk_norm(const QkNormShape& s) {
     SCOPED_TRACE(testing::Message() << "N " << s.N << " NH " << s.NH << " NKV " << s.NKV << " HD " << s.HD);
     std::vector<double> qkv = random_values<floatX>(s.N * s.qkv_row(), 1);
     // Values are neither read nor written.

@@ -4,12 +4,12 @@
 
 namespace {
 
-constexpr float kEpsilon = 1e-5f;
+constexpr float kRmsnormEpsilon = 1e-5f;
 
 double reference_rstd(const double* x, int C) {
     double squares = 0;
     for (int c = 0; c < C; c++) squares += x[c] * x[c];
-    return 1 / std::sqrt(squares / C + kEpsilon);
+    return 1 / std::sqrt(squares / C + kRmsnormEpsilon);
 }
 
 // Relative error of rstd: fp32 additions above a term are the lane's vectors, three in the vector and five in the warp, all terms positive; half of it goes
@@ -26,11 +26,11 @@ void check_forward(int N, int C, bool residual, double scale) {
     DeviceBuffer<float> rstd(N);
     std::vector<double> x = inp1;
     if (residual) {
-        fused_residual_rmsnorm_forward(sum, out, rstd, device_inp1, device_inp2, device_weight, N, C, kEpsilon, test_stream());
+        fused_residual_rmsnorm_forward(sum, out, rstd, device_inp1, device_inp2, device_weight, N, C, kRmsnormEpsilon, test_stream());
         for (size_t i = 0; i < count; i++) x[i] = to_double(to_storage<floatX>(static_cast<float>(inp1[i]) + static_cast<float>(inp2[i])));
         EXPECT_EQ(sum.values(), x);
     } else {
-        rmsnorm_forward(out, rstd, device_inp1, device_weight, N, C, kEpsilon, test_stream());
+        rmsnorm_forward(out, rstd, device_inp1, device_weight, N, C, kRmsnormEpsilon, test_stream());
     }
     std::vector<double> expected(count), expected_rstd(N);
     for (int n = 0; n < N; n++) {
@@ -64,8 +64,8 @@ TEST(RmsnormForward, ResidualInPlace) {
     const std::vector<double> inp1 = random_values<floatX>(N * C, 1), inp2 = random_values<floatX>(N * C, 2);
     DeviceBuffer<floatX> a(to_storage<floatX>(inp1)), b(to_storage<floatX>(inp2)), weight(to_storage<floatX>(std::vector<double>(C, 1.0))), apart(N * C), out(N * C), out2(N * C);
     DeviceBuffer<float> rstd(N);
-    fused_residual_rmsnorm_forward(apart, out, rstd, a, b, weight, N, C, kEpsilon, test_stream());
-    fused_residual_rmsnorm_forward(a, out2, rstd, a, b, weight, N, C, kEpsilon, test_stream());
+    fused_residual_rmsnorm_forward(apart, out, rstd, a, b, weight, N, C, kRmsnormEpsilon, test_stream());
+    fused_residual_rmsnorm_forward(a, out2, rstd, a, b, weight, N, C, kRmsnormEpsilon, test_stream());
     expect_same_bits("residual", a.download(), apart.download());
     expect_same_bits("out", out2.download(), out.download());
 }
@@ -124,15 +124,15 @@ TEST(RmsnormBackward, Accumulates) {
 }
 TEST(RmsnormBackward, MoreRowsThanPartials) { check_backward(kRmsnormMaxPartials * kRmsnormMinRows + 5, 8, false); }
 TEST(Rmsnorm, NothingToDo) {
-    rmsnorm_forward(nullptr, nullptr, nullptr, nullptr, 0, 8, kEpsilon, test_stream());
-    fused_residual_rmsnorm_forward(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, kEpsilon, test_stream());
+    rmsnorm_forward(nullptr, nullptr, nullptr, nullptr, 0, 8, kRmsnormEpsilon, test_stream());
+    fused_residual_rmsnorm_forward(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, kRmsnormEpsilon, test_stream());
     // No rows: the weight's gradient is still written.
     DeviceBuffer<floatX> dweight(8);
     rmsnorm_backward(nullptr, dweight, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, false, test_stream());
     EXPECT_EQ(dweight.values(), std::vector<double>(8, 0.0));
 }
 TEST(Rmsnorm, RefusesRaggedRows) {
-    EXPECT_THROW(rmsnorm_forward(nullptr, nullptr, nullptr, nullptr, 1, 12, kEpsilon, test_stream()), Error);
+    EXPECT_THROW(rmsnorm_forward(nullptr, nullptr, nullptr, nullptr, 1, 12, kRmsnormEpsilon, test_stream()), Error);
     EXPECT_THROW(rmsnorm_backward(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, 16384, false, test_stream()), Error);
 }
 
