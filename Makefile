@@ -3,7 +3,6 @@
 #   make train_gpt            the trainer, and the default data set where it is missing
 #   make test_gpt             the numerical check against the reference dumps
 #   make test                 the covering test suite;  make test-long: the full matrices
-#   make bench                kernel microbenchmarks (dev/cuda)
 #   make clean
 #
 # Knobs: DEVICE=cpu|cuda  PRECISION=BF16|FP32  CXX=g++|clang++  ASAN=1  TSAN=1  DEBUG=1  MARCH=native
@@ -97,7 +96,7 @@ LINK = $(CXX) $(SANITIZE) -rdynamic -o $@
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The programs
-.PHONY: train_gpt test_gpt programs test test-long bench clean banner data FORCE
+.PHONY: train_gpt test_gpt programs test test-long clean banner data
 train_gpt test_gpt: %: $(VARIANT)/% | banner
 	@ln -sfn $< $@
 train_gpt: | data
@@ -130,29 +129,104 @@ data/python-stdlib/train_000.bin:
 	$(PYTHON) dev/data/prepare.py --dataset python-stdlib --out data/python-stdlib
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Unit tests: one binary a file. dev/test/test_*.cu and *.cpp, hostcuda/test/test_*.cpp (GoogleTest);
-# hostcuda/test/mpi_test_*.cpp and dev/test/mpi_test_*.cu have a main of their own and run under mpirun.
-CU_TESTS       := $(patsubst %.cu,$(VARIANT)/%,$(wildcard dev/test/test_*.cu))
-CU_MPI_TESTS   := $(patsubst %.cu,$(VARIANT)/%,$(wildcard dev/test/mpi_test_*.cu))
-HOST_TESTS     := $(patsubst %.cpp,$(HOST)/%,$(wildcard dev/test/test_*.cpp))
-HOSTCUDA_TESTS := $(patsubst %.cpp,$(HOST)/%,$(wildcard hostcuda/test/test_*.cpp))
+# Tests. dev/test/test_*.cu are the kernels' (GoogleTest; each can be built alone, kernel_tests is all of them in one unit, which compiles
+# many times faster than the files one by one), test_*.cpp the host side's, hostcuda/test/test_*.cpp hostcuda's;
+# mpi_test_* have a main of their own and run under mpirun; *.py run under pytest. dev/test/run_tests.py runs them all and counts.
+CU_TESTS           := $(patsubst %.cu,$(VARIANT)/%,$(wildcard dev/test/test_*.cu))
+CU_MPI_TESTS       := $(patsubst %.cu,$(VARIANT)/%,$(wildcard dev/test/mpi_test_*.cu))
+HOST_TESTS         := $(patsubst %.cpp,$(HOST)/%,$(wildcard dev/test/test_*.cpp))
+HOSTCUDA_TESTS     := $(patsubst %.cpp,$(HOST)/%,$(wildcard hostcuda/test/test_*.cpp))
 HOSTCUDA_MPI_TESTS := $(patsubst %.cpp,$(HOST)/%,$(wildcard hostcuda/test/mpi_test_*.cpp))
-GTEST_LIBS     := -lgtest_main -lgtest
+GTEST_LIBS         := -lgtest_main -lgtest
+HOSTCUDA_LIBS      := -ldnnl -lgomp $(MPI_LIBS) -lpthread -ldl
 
-$(CU_TESTS): EXTRA_LIBS = $(GTEST_LIBS)
+$(VARIANT)/kernel_tests.cu: $(wildcard dev/test/test_*.cu)
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $^ > $@
+$(VARIANT)/kernel_tests.o: $(VARIANT)/kernel_tests.cu
+	$(CU_COMPILE) $< -o $@
+$(CU_TESTS) $(VARIANT)/kernel_tests: EXTRA_LIBS = $(GTEST_LIBS)
 $(HOST)/dev/test/test_%: $(HOST)/dev/test/test_%.o $(HOST)/libllmc.a
 	$(LINK) $< $(HOST)/libllmc.a $(GTEST_LIBS) -lxxhash -lpthread
 $(HOST)/hostcuda/test/test_%: $(HOST)/hostcuda/test/test_%.o $(HOST)/libhostcuda.a
-	$(LINK) $< $(HOST)/libhostcuda.a $(GTEST_LIBS) -ldnnl -lgomp $(MPI_LIBS) -lpthread -ldl
+	$(LINK) $< $(HOST)/libhostcuda.a $(GTEST_LIBS) $(HOSTCUDA_LIBS)
 $(HOST)/hostcuda/test/mpi_test_%: $(HOST)/hostcuda/test/mpi_test_%.o $(HOST)/libhostcuda.a
-	$(LINK) $< $(HOST)/libhostcuda.a -ldnnl -lgomp $(MPI_LIBS) -lpthread -ldl
+	$(LINK) $< $(HOST)/libhostcuda.a $(HOSTCUDA_LIBS)
 
-.PHONY: kernel-tests mpi-tests host-tests hostcuda-tests hostcuda-mpi-tests
-kernel-tests: $(CU_TESTS)
+.PHONY: kernel-tests mpi-tests host-tests hostcuda-tests variant-tests
+kernel-tests: $(VARIANT)/kernel_tests
 mpi-tests: $(CU_MPI_TESTS)
 host-tests: $(HOST_TESTS)
-hostcuda-tests: $(HOSTCUDA_TESTS)
-hostcuda-mpi-tests: $(HOSTCUDA_MPI_TESTS)
+hostcuda-tests: $(HOSTCUDA_TESTS) $(HOSTCUDA_MPI_TESTS)
+# Everything of one CPU variant.
+variant-tests: programs kernel-tests mpi-tests
+
+# The suites, each `KIND [key=value ...] COMMAND` as dev/test/run_tests.py takes them. `make test` is the covering subset, `make test-long` adds the rest.
+B := build/cpu-BF16
+F := build/cpu-FP32
+C := build/cpu-BF16-clang
+A := build/cpu-BF16-asan
+T := build/cpu-BF16-tsan
+SHARDS      := 'data/python-stdlib/train_*.bin'
+THREE_STEPS := --steps 3 --warmup 1 --micro-batch 2 --seq-len 64 --total-batch 512 --zero-stage 2 --val-batches 2 --sample-every 0
+TSAN_RUN    := TSAN_OPTIONS="suppressions=hostcuda/tsan.supp halt_on_error=1 ignore_noninstrumented_modules=1"
+ASAN_RUN    := ASAN_OPTIONS=detect_leaks=0
+
+define SUITES_TEST
+$(foreach t,$(notdir $(HOSTCUDA_TESTS)),"gtest name=hostcuda-$(t) build/host/hostcuda/test/$(t)")
+$(foreach n,1 3 4,"mpi np=$(n) build/host/hostcuda/test/mpi_test_nccl")
+$(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t) build/host/dev/test/$(t)")
+"gtest name=kernels-bf16 $(B)/kernel_tests"
+"gtest name=kernels-fp32 $(F)/kernel_tests"
+"gtest name=kernels-clang $(C)/kernel_tests"
+"gtest name=kernels-schedule-1 HOSTCUDA_SCHEDULE=1 $(B)/kernel_tests"
+"gtest name=kernels-async HOSTCUDA_ASYNC=1 $(B)/kernel_tests"
+"gtest name=kernels-protect HOSTCUDA_PROTECT=1 $(B)/kernel_tests"
+"gtest name=kernels-asan timeout=600 $(ASAN_RUN) $(A)/kernel_tests"
+"gtest name=kernels-tsan timeout=900 $(TSAN_RUN) $(T)/kernel_tests"
+"run name=test_gpt-bf16 $(B)/test_gpt"
+"run name=test_gpt-fp32 $(F)/test_gpt"
+"run name=test_gpt-clang $(C)/test_gpt"
+"mpi name=zero-bf16-1 np=1 $(B)/dev/test/mpi_test_zero --quick"
+"mpi name=zero-bf16-3 np=3 $(B)/dev/test/mpi_test_zero --quick"
+"mpi name=zero-bf16-5 np=5 $(B)/dev/test/mpi_test_zero --quick"
+"mpi name=zero-fp32-2 np=2 $(F)/dev/test/mpi_test_zero"
+"mpi name=zero-clang-2 np=2 $(C)/dev/test/mpi_test_zero --quick"
+"run name=zero-modes dev/test/same_bits.sh $(B)/dev/test/mpi_test_zero"
+"mpi name=ranks-1 np=1 $(B)/dev/test/mpi_test_ranks $(SHARDS) build/test-logs"
+$(foreach n,2 3 4,"mpi name=ranks-$(n) np=$(n) $(B)/dev/test/mpi_test_ranks $(SHARDS) build/test-logs")
+"mpi name=train-asan np=2 timeout=600 $(ASAN_RUN) $(A)/train_gpt $(THREE_STEPS) --out build/test-logs/asan"
+"mpi name=train-tsan np=2 timeout=900 $(TSAN_RUN) $(T)/train_gpt $(THREE_STEPS) --out build/test-logs/tsan"
+"run name=tiny-beats-bigram timeout=600 $(PYTHON) dev/test/tiny_beats_bigram.py"
+"pytest timeout=1500 dev/test"
+endef
+
+define SUITES_LONG
+$(foreach s,2 3 4 5,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $(B)/kernel_tests")
+"gtest name=kernels-fp32-schedule HOSTCUDA_SCHEDULE=6 $(F)/kernel_tests"
+$(foreach t,$(notdir $(HOSTCUDA_TESTS)),"gtest name=hostcuda-$(t)-asan timeout=900 $(ASAN_RUN) build/host-asan/hostcuda/test/$(t)")
+$(foreach t,$(filter test_execution% test_runtime%,$(notdir $(HOSTCUDA_TESTS))),"gtest name=hostcuda-$(t)-tsan timeout=900 $(TSAN_RUN) build/host-tsan/hostcuda/test/$(t)")
+$(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t)-asan $(ASAN_RUN) build/host-asan/dev/test/$(t)")
+$(foreach n,2 5,"mpi np=$(n) build/host/hostcuda/test/mpi_test_nccl")
+$(foreach n,1 2 3 4 5 7,"mpi name=zero-full-bf16-$(n) np=$(n) timeout=900 $(B)/dev/test/mpi_test_zero")
+$(foreach n,1 3 5,"mpi name=zero-full-fp32-$(n) np=$(n) timeout=900 $(F)/dev/test/mpi_test_zero")
+endef
+
+.PHONY: build-tests build-long-tests
+build-tests:
+	$(MAKE) DEVICE=cpu PRECISION=BF16 train_gpt test_gpt variant-tests host-tests hostcuda-tests
+	$(MAKE) DEVICE=cpu PRECISION=FP32 variant-tests
+	NVCC= $(MAKE) PRECISION=BF16 CXX=clang++ variant-tests
+	$(MAKE) DEVICE=cpu PRECISION=BF16 ASAN=1 programs kernel-tests
+	$(MAKE) DEVICE=cpu PRECISION=BF16 TSAN=1 programs kernel-tests
+build-long-tests: build-tests
+	$(MAKE) DEVICE=cpu ASAN=1 host-tests hostcuda-tests
+	$(MAKE) DEVICE=cpu TSAN=1 hostcuda-tests
+
+test: build-tests
+	$(PYTHON) dev/test/run_tests.py $(strip $(SUITES_TEST))
+test-long: build-long-tests
+	$(PYTHON) dev/test/run_tests.py $(strip $(SUITES_TEST)) $(strip $(SUITES_LONG))
 
 clean:
 	rm -rf build train_gpt test_gpt

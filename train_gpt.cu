@@ -400,6 +400,11 @@ static int run(int argc, char** argv, const Process& process) {
         const std::string decode_path = folder_of(loader->shards().shards[0].path()) + "/decode.bin";
         if (access(decode_path.c_str(), R_OK) == 0) plan.decode_path = decode_path;
     });
+    const std::vector<std::string> fingerprints = gather_texts(process, data_fingerprint(loader->shards()));
+    run_on_all_ranks(process, [&] {
+        CHECK(fingerprints[process.rank] == fingerprints[0], "--train-data %s gives this rank other shards (fingerprint %s) than rank 0 (%s); every rank must see the same files",
+              options.train_data.c_str(), fingerprints[process.rank].c_str(), fingerprints[0].c_str());
+    });
     if (options.show_batch >= 0) {
         if (process.rank == 0) {
             for (const WindowOrigin& w : loader->describe(options.show_batch)) {

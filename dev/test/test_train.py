@@ -355,6 +355,19 @@ def test_a_file_hidden_from_one_rank_ends_all_and_names_it(data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_ranks_that_see_other_shards_are_refused(data, tmp_path):
+    """Rank 1 works in a folder that lacks one of two shards."""
+    for folder, shards in (("all", 2), ("some", 1)):
+        (tmp_path / folder).mkdir()
+        for shard in range(shards):
+            write_shard(tmp_path / folder / f"train_{shard}.bin", [i % 250 for i in range(2000)])
+    command = f'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then cd {tmp_path}/some; else cd {tmp_path}/all; fi; exec {TRAINER} "$@"'
+    options = ["--train-data", "train_*.bin", "--val-data", f"{data}/val_*.bin", "--out", str(tmp_path / "run"), *SMALL]
+    status, output, _ = mpirun(3, ["sh", "-c", command, "sh", *options], timeout=30)
+    assert status == 1 and "rank 1" in output and "other shards" in output, output
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_runs_cannot_share_a_folder(data, tmp_path):
     command = [str(TRAINER), "--train-data", f"{data}/train_*.bin", "--val-data", f"{data}/val_*.bin", "--out", str(tmp_path / "run"), *SMALL, "--steps", "100000"]
     first = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
