@@ -43,7 +43,7 @@ constexpr unsigned kNone = ~0u;
 
 // ---- fibers --------------------------------------------------------------------------------------------------------------------
 struct Fiber {
-    void* context;      // where it goes on
+    Context context;    // where it goes on when it is idle
     char* stack;
     size_t stack_bytes;
     Fiber* next_idle;
@@ -94,6 +94,12 @@ struct BarrierState {
     const char* sync;
 };
 
+// Where a thread was suspended last. Kept by thread and not in its fiber: threads go on in order, so this is read in order.
+struct Suspended {
+    Context context;
+    Fiber* fiber;
+};
+
 // Everything an OS thread needs to run blocks; made when it runs its first one.
 struct Executor {
     Launch* launch = nullptr;
@@ -106,7 +112,7 @@ struct Executor {
     bool scheduled = false;        // HOSTCUDA_SCHEDULE or TSan
     unsigned chosen = kNone;       // scheduled: the new thread that the fiber we switch to shall start
     unsigned rotation = 0;         // TSan: thread t runs on fiber (t + rotation) % fiber_count
-    Fiber* fiber_of[kMaxThreads];  // the fiber each thread was suspended on last
+    Suspended suspended[kMaxThreads];
     Warp warp[kMaxWarps];
     BarrierState barrier;
     WarpSchedule schedule;
@@ -115,7 +121,7 @@ struct Executor {
     Fiber* fibers[kMaxThreads];
     unsigned fiber_count = 0;
 
-    void* home_context = nullptr;  // of the OS thread's own stack, while a fiber runs
+    Context home_context{};        // of the OS thread's own stack, while a fiber runs
     void* home_fake_stack = nullptr;
     const void* home_stack = nullptr;
     size_t home_stack_bytes = 0;
@@ -150,12 +156,16 @@ HOSTCUDA_UNCHECKED void happens_before_acquire([[maybe_unused]] const char* name
 }
 
 // ---- switching -----------------------------------------------------------------------------------------------------------------
-// To a fiber, or to the OS thread's own stack where `to` is null.
-HOSTCUDA_UNCHECKED inline void switch_to(Executor& e, Fiber* to) {
-    Fiber* const from = e.running;
+// Where to go: a fiber (null: the OS thread's own stack) and the place on it.
+struct Target {
+    Fiber* fiber;
+    const Context* context;
+};
+
+HOSTCUDA_UNCHECKED __attribute__((always_inline)) inline void switch_to(Executor& e, Context& save, const Target& target) {
+    [[maybe_unused]] Fiber* const from = e.running;
+    Fiber* const to = target.fiber;
     e.running = to;
-    void** const save = from != nullptr ? &from->context : &e.home_context;
-    void* const target = to != nullptr ? to->context : e.home_context;
 #if HOSTCUDA_TSAN
     constexpr unsigned kNoSync = 1;  // a switch orders nothing: that is the point
     __tsan_switch_to_fiber(to != nullptr ? to->tsan : e.home_tsan, kNoSync);
@@ -164,7 +174,7 @@ HOSTCUDA_UNCHECKED inline void switch_to(Executor& e, Fiber* to) {
     void** const fake_stack = from != nullptr ? &from->asan_fake_stack : &e.home_fake_stack;
     __sanitizer_start_switch_fiber(fake_stack, to != nullptr ? to->stack : e.home_stack, to != nullptr ? to->stack_bytes : e.home_stack_bytes);
 #endif
-    switch_context(save, target);
+    switch_context(save, *target.context);
 #if HOSTCUDA_ASAN
     __sanitizer_finish_switch_fiber(*fake_stack, nullptr, nullptr);
 #endif
@@ -212,7 +222,7 @@ HOSTCUDA_UNCHECKED void fiber_main() {
 
 Executor::Executor() {
     use_fault_stack();
-    memset(fiber_of, 0, sizeof(fiber_of));
+    memset(suspended, 0, sizeof(suspended));
     memset(warp, 0, sizeof(warp));
     memset(&barrier, 0, sizeof(barrier));
 #if HOSTCUDA_TSAN
@@ -392,17 +402,23 @@ HOSTCUDA_UNCHECKED Choice choose_thread(Executor& e) {
     return {best * 32 + lane, is_new};
 }
 
-HOSTCUDA_UNCHECKED inline Fiber* fiber_for_new_thread(Executor& e, unsigned thread) {
-    e.chosen = thread;
-    return kTsan ? e.fibers[(thread + e.rotation) % e.fiber_count] : take_idle(e);
+HOSTCUDA_UNCHECKED inline Target suspended_thread(Executor& e, unsigned thread) {
+    const Suspended& suspended = e.suspended[thread];
+    return {suspended.fiber, &suspended.context};
 }
 
-// The fiber to go on with when the running thread has to wait.
-HOSTCUDA_UNCHECKED inline Fiber* next_fiber(Executor& e) {
+HOSTCUDA_UNCHECKED inline Target fiber_for_new_thread(Executor& e, unsigned thread) {
+    e.chosen = thread;
+    Fiber* const fiber = kTsan ? e.fibers[(thread + e.rotation) % e.fiber_count] : take_idle(e);
+    return {fiber, &fiber->context};
+}
+
+// Where to go on when the running thread has to wait.
+HOSTCUDA_UNCHECKED inline Target next_target(Executor& e) {
     if (e.scheduled) {
         const Choice choice = choose_thread(e);
         if (choice.thread == kNone) stop_no_progress(e);
-        return choice.is_new ? fiber_for_new_thread(e, choice.thread) : e.fiber_of[choice.thread];
+        return choice.is_new ? fiber_for_new_thread(e, choice.thread) : suspended_thread(e, choice.thread);
     }
     BlockProgress& progress = block_progress;
     if (progress.ready_warps != 0) {
@@ -411,20 +427,22 @@ HOSTCUDA_UNCHECKED inline Fiber* next_fiber(Executor& e) {
         const unsigned lane = static_cast<unsigned>(__builtin_ctz(warp.ready));
         warp.ready &= warp.ready - 1;
         if (warp.ready == 0) progress.ready_warps &= progress.ready_warps - 1;
-        return e.fiber_of[w * 32 + lane];
+        return suspended_thread(e, w * 32 + lane);
     }
-    if (progress.next < progress.direct_end) return take_idle(e);
+    if (progress.next < progress.direct_end) {
+        Fiber* const fiber = take_idle(e);
+        return {fiber, &fiber->context};
+    }
     stop_no_progress(e);
 }
 
 // Puts the running thread to sleep until someone makes it ready. Inlined, like the switch itself.
 HOSTCUDA_UNCHECKED __attribute__((always_inline)) inline void suspend(Executor& e) {
-    Fiber* const self = e.running;
     const unsigned thread = block_progress.thread;
     const uint3 index = threadIdx;
-    e.fiber_of[thread] = self;
-    Fiber* const next = next_fiber(e);
-    if (next != self) switch_to(e, next);
+    e.suspended[thread].fiber = e.running;
+    const Target next = next_target(e);
+    if (next.fiber != e.running) switch_to(e, e.suspended[thread].context, next);
     block_progress.thread = thread;
     threadIdx = index;
 }
@@ -463,26 +481,26 @@ HOSTCUDA_UNCHECKED bool begin_thread_slow() {
         happens_before_release(&e.launch->happens_before[1]);
         progress.thread = kNone;
     }
-    Fiber* const self = e.running;
-    Fiber* next = nullptr;
+    Target next{nullptr, &e.home_context};
     if (e.scheduled) {
         const Choice choice = choose_thread(e);
         if (choice.is_new && !kTsan) {
             start_thread(e, choice.thread);
             return true;
         }
-        if (choice.thread != kNone) next = choice.is_new ? fiber_for_new_thread(e, choice.thread) : e.fiber_of[choice.thread];
+        if (choice.thread != kNone) next = choice.is_new ? fiber_for_new_thread(e, choice.thread) : suspended_thread(e, choice.thread);
     } else if (progress.ready_warps != 0) {
-        next = next_fiber(e);
+        next = next_target(e);
     }
-    if (next == nullptr) {
+    if (next.fiber == nullptr) {  // the block is done
         for (unsigned w = 0; w < e.warps; w++) {
             if (e.warp[w].waiting != 0) stop_no_progress(e);
         }
     }
-    if (next != self) {
+    Fiber* const self = e.running;
+    if (next.fiber != self) {
         if (!kTsan) put_idle(e, self);
-        switch_to(e, next);  // to the OS thread's own stack when the block is done
+        switch_to(e, self->context, next);
     }
     return false;  // woken: for a new thread, maybe of another kernel
 }
@@ -646,13 +664,7 @@ HOSTCUDA_UNCHECKED void run_block(Launch& launch, size_t block_index) {
 
     begin_block_shared_memory(grid.dynamic_bytes);
     happens_before_release(&launch.happens_before[0]);  // shared memory is fresh to all its threads
-    Fiber* first;
-    if (e.scheduled) {
-        first = fiber_for_new_thread(e, choose_thread(e).thread);
-    } else {
-        first = take_idle(e);
-    }
-    switch_to(e, first);
+    switch_to(e, e.home_context, e.scheduled ? fiber_for_new_thread(e, choose_thread(e).thread) : next_target(e));
     end_block_shared_memory();
     progress.count = 0;
     progress.thread = kNone;

@@ -2,19 +2,17 @@
 #include "context_switch.h"
 
 #include <cstdint>
-#include <utility>
 
 #if defined(__x86_64__) && !defined(HOSTCUDA_BOOST_CONTEXT)
 
 namespace hostcuda {
 
-void* make_context(char*, char* top, void (*entry)()) {
-    // switch_context pops the address to go to. At a function's first instruction rsp is 8 below a multiple of 16 (a call has just pushed the
-    // return address); compilers rely on it for aligned vector spills.
-    auto* const frame = reinterpret_cast<uint64_t*>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t{63}) - 2;
-    frame[0] = reinterpret_cast<uint64_t>(entry);
-    frame[1] = 0;  // entry's return address: the end of a back trace
-    return frame;
+Context make_context(char*, char* top, void (*entry)()) {
+    // At a function's first instruction rsp is 8 below a multiple of 16 (a call has just pushed the return address); compilers rely on it for
+    // aligned vector spills.
+    auto* const frame = reinterpret_cast<uint64_t*>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t{63}) - 1;
+    frame[0] = 0;  // entry's return address: the end of a back trace
+    return Context{frame, nullptr, reinterpret_cast<void*>(entry)};
 }
 
 }  // namespace hostcuda
@@ -28,33 +26,25 @@ namespace {
 using boost::context::detail::transfer_t;
 
 // Whoever arrives anywhere brings the context it left and the place to save it.
-void save_origin(transfer_t transfer) { *static_cast<void**>(transfer.data) = transfer.fctx; }
+void save_origin(transfer_t transfer) { static_cast<Context*>(transfer.data)->stack_pointer = transfer.fctx; }
 
 // Boost's entry function has an argument of its own; this is the one wanted.
 thread_local void (*starting)() = nullptr;
-
-using First = std::pair<void*, void (*)()>;  // Boost's context and the entry function
 }  // namespace
 
-void switch_context(void** save, void* target) {
-    // A context that has not run yet is an odd pointer to what make_context kept.
-    if (reinterpret_cast<uintptr_t>(target) & 1) {
-        const First& first = *reinterpret_cast<const First*>(reinterpret_cast<uintptr_t>(target) - 1);
-        starting = first.second;
-        target = first.first;
-    }
-    save_origin(boost::context::detail::jump_fcontext(target, save));
+void switch_context(Context& save, const Context& target) {
+    // Only a context that has not run yet has an address.
+    if (target.address != nullptr) starting = reinterpret_cast<void (*)()>(target.address);
+    save.address = nullptr;
+    save_origin(boost::context::detail::jump_fcontext(target.stack_pointer, &save));
 }
 
-void* make_context(char* bottom, char* top, void (*entry)()) {
-    auto* const start = reinterpret_cast<First*>((reinterpret_cast<uintptr_t>(top) & ~uintptr_t{63}) - 64);
-    char* const stack_top = reinterpret_cast<char*>(start);
-    start->first = boost::context::detail::make_fcontext(stack_top, static_cast<size_t>(stack_top - bottom), [](transfer_t transfer) {
+Context make_context(char* bottom, char* top, void (*entry)()) {
+    void* const made = boost::context::detail::make_fcontext(top, static_cast<size_t>(top - bottom), [](transfer_t transfer) {
         save_origin(transfer);
         starting();
     });
-    start->second = entry;
-    return reinterpret_cast<char*>(start) + 1;
+    return Context{made, nullptr, reinterpret_cast<void*>(entry)};
 }
 
 }  // namespace hostcuda

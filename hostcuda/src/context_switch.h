@@ -9,10 +9,18 @@
 
 namespace hostcuda {
 
-// A context that calls entry() on a fresh stack at [bottom, top); entry must not return.
-void* make_context(char* bottom, char* top, void (*entry)());
+// Where a suspended stack goes on. On x86-64 the three are loaded independently of one another, so the processor knows the address to go to
+// before it has looked at the new stack.
+struct Context {
+    void* stack_pointer;
+    void* frame_pointer;
+    void* address;
+};
 
-// Saves where the caller is in *save and goes on where `target` was saved. It returns when something switches back.
+// A context that calls entry() on a fresh stack at [bottom, top); entry must not return.
+Context make_context(char* bottom, char* top, void (*entry)());
+
+// Saves where the caller is in `save` and goes on where `target` was saved. It returns when something switches back.
 #if defined(__x86_64__) && !defined(HOSTCUDA_BOOST_CONTEXT)
 
 #ifdef __AVX512F__
@@ -23,20 +31,19 @@ void* make_context(char* bottom, char* top, void (*entry)());
 #define HOSTCUDA_AVX512_REGISTERS
 #endif
 
-__attribute__((always_inline)) inline void switch_context(void** save, void* target) {
+__attribute__((always_inline)) inline void switch_context(Context& save, const Context& target) {
+    Context* from = &save;
+    const Context* to = &target;
     asm volatile(
-        "leaq -128(%%rsp), %%rsp\n\t"  // the compiler may use 128 bytes below the stack pointer
-        "pushq %%rbp\n\t"
         "leaq 1f(%%rip), %%rax\n\t"
-        "pushq %%rax\n\t"
         "movq %%rsp, (%0)\n\t"
-        "movq %1, %%rsp\n\t"
-        "popq %%rax\n\t"
-        "jmpq *%%rax\n"
-        "1:\n\t"
-        "popq %%rbp\n\t"
-        "leaq 128(%%rsp), %%rsp"
-        : "+D"(save), "+S"(target)
+        "movq %%rbp, 8(%0)\n\t"
+        "movq %%rax, 16(%0)\n\t"
+        "movq (%1), %%rsp\n\t"
+        "movq 8(%1), %%rbp\n\t"
+        "jmpq *16(%1)\n"
+        "1:"
+        : "+D"(from), "+S"(to)
         :
         : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6",
           "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15" HOSTCUDA_AVX512_REGISTERS, "memory", "cc");
@@ -45,7 +52,7 @@ __attribute__((always_inline)) inline void switch_context(void** save, void* tar
 
 #else
 
-void switch_context(void** save, void* target);
+void switch_context(Context& save, const Context& target);
 
 #endif
 
