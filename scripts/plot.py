@@ -123,7 +123,7 @@ def text_plot(curves: list[Curve], width: int, height: int, unicode: bool, color
         for x, y in curve.points:
             here = at(x, y)
             dot(*here, which)
-            if curve.connect and last:
+            if last and (curve.connect or len(curve.points) < columns):  # scattered dots read as a line only where they are dense
                 distance = max(abs(here[0] - last[0]), abs(here[1] - last[1]), 1)
                 for i in range(1, distance):
                     dot(round(last[0] + (here[0] - last[0]) * i / distance), round(last[1] + (here[1] - last[1]) * i / distance), which)
