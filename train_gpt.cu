@@ -22,7 +22,7 @@
 #include "llmc/sampler.h"
 // RunFolder, MetricsWriter, TrainMetrics
 #include "llmc/metrics.h"
-// Report, step_line, flops_per_token, datasheet_flops
+// start_report, step_line, flops_per_token, datasheet_flops
 #include "llmc/report.h"
 // floatX, launch, Float8, reductions: what every kernel stands on
 #include "llmc/device.cuh"
@@ -323,51 +323,6 @@ static ZeroConfig zero_config(const Options& options, int micro_steps) {
     return config;
 }
 
-static void print_start(const RunPlan& plan, const Process& process, const Trainer& trainer, const DataLoader& loader, const std::vector<std::string>& ranks,
-                        double product_flops) {
-    const Options& options = plan.options;
-    const ModelConfig& c = plan.config;
-    const FlatLayout& layout = trainer.zero.layout();
-    Report report;
-    report.title("llm.zero");
-    std::string group, line;
-    for (const OptionRow& row : option_rows(options)) {
-        if (row.group != group && !line.empty()) report.row(group.c_str(), "%s", line.c_str());
-        if (row.group != group) line.clear();
-        group = row.group;
-        line += (line.empty() ? "" : "  ") + row.name + "=" + row.value;
-    }
-    if (!line.empty()) report.row(group.c_str(), "%s", line.c_str());
-    report.title("ranks");
-    for (int rank = 0; rank < process.ranks; ++rank) report.row(format("rank %d", rank).c_str(), "%s", ranks[rank].c_str());
-    report.row("collectives", "NCCL_ALGO=%s, %s", getenv("NCCL_ALGO"), options.overlap() ? "beside the computation" : "between computations");
-    report.title("model");
-    report.row("shape", "%s: %d layers, %d channels, %d heads, %d KV heads, head_dim %d, ffn %d, vocabulary %d (padded %d)%s%s%s", c.name.c_str(), c.num_layers, c.channels,
-               c.num_heads, c.num_kv_heads, c.head_dim, c.ffn_dim, c.vocab_size, c.padded_vocab(), c.tied ? ", tied head" : "", c.qkv_bias ? ", QKV bias" : "",
-               c.qk_norm ? ", QK-norm" : "");
-    report.row("parameters", "%s (%zu) in %s, %zu units, %zu buckets of up to %s", format_count(trainer.table.parameter_count()).c_str(), trainer.table.parameter_count(),
-               sizeof(floatX) == 2 ? "bf16" : "fp32", trainer.table.units.size(), layout.buckets.size(), format_bytes(layout.max_bucket_count * sizeof(floatX)).c_str());
-    report.row("sharded", "%s", options.zero_stage == 0 ? "stage 0: nothing" : options.zero_stage == 1 ? "stage 1: optimizer state" : "stage 2: gradients and optimizer state");
-    report.title("batch");
-    report.row("tokens a step", "%lld = micro-batch %d x seq-len %d x %d micro-steps x %d ranks", plan.batch.tokens_per_step, options.micro_batch, options.seq_len,
-               plan.batch.grad_accum, process.ranks);
-    report.row("steps", "%lld (%.2f epochs)", plan.steps, static_cast<double>(plan.steps) * loader.windows_per_step() / loader.windows());
-    report.title("data");
-    report.row("training", "%zu tokens in %zu shards, %lld windows an epoch, %lld tokens dropped at shard ends, fingerprint %s", loader.shards().count,
-               loader.shards().shards.size(), loader.windows(), loader.dropped_tokens(), data_fingerprint(loader.shards()).c_str());
-    if (plan.val_loader) {
-        report.row("validation", "%zu tokens in %zu shards, %lld of %lld windows", plan.val_loader->shards().count, plan.val_loader->shards().shards.size(),
-                   plan.val_loader->num_windows(), plan.val_loader->windows());
-    }
-    report.title("device memory of a rank");
-    for (const char* category : {"parameters", "gradients", "optimizer", "activations", "other"}) {
-        report.row(category, "%s", format_bytes(trainer.memory.category_bytes(category)).c_str());
-    }
-    report.row("together", "%s", format_bytes(trainer.memory.total_bytes()).c_str());
-    report.row("matrix products", "%.1f GFLOP/s measured on this rank", product_flops / 1e9);
-    printf("%s", report.text().c_str());
-}
-
 static int run(int argc, char** argv, const Process& process) {
     // ---- everything that can be refused without a device ----
     RunPlan plan;
@@ -449,7 +404,8 @@ static int run(int argc, char** argv, const Process& process) {
     const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d %s", process.host.c_str(), process.pid, device_name.c_str(),
                                                                         properties.multiProcessorCount, "multiprocessors (threads on a CPU)"));
     for (const std::string& warning : loader->shards().warnings) printf("warning: %s\n", warning.c_str());
-    print_start(plan, process, trainer, *loader, ranks, product_flops);
+    printf("%s", start_report({options, plan.config, plan.batch, plan.steps, ranks, trainer.table, trainer.zero.layout(), *loader, plan.val_loader.get(),
+                               trainer.memory.bytes_by_category(), product_flops, sizeof(floatX)}).c_str());
     fflush(stdout);
 
     // ---- the loop: queue step s, then read what step s-1 gave ----

@@ -48,10 +48,16 @@ public:
     const std::vector<Allocation>& allocations() const { return allocations_; }
     size_t total_bytes() const { return total_bytes_; }
 
-    size_t category_bytes(const std::string& category) const {
-        size_t bytes = 0;
-        for (const Allocation& allocation : allocations_) bytes += allocation.category == category ? allocation.bytes : 0;
-        return bytes;
+    // Category and bytes, in the order the categories were first used.
+    std::vector<std::pair<std::string, size_t>> bytes_by_category() const {
+        std::vector<std::pair<std::string, size_t>> categories;
+        for (const Allocation& allocation : allocations_) {
+            auto found = categories.begin();
+            while (found != categories.end() && found->first != allocation.category) ++found;
+            if (found == categories.end()) found = categories.insert(found, {allocation.category, 0});
+            found->second += allocation.bytes;
+        }
+        return categories;
     }
 
 private:

@@ -81,7 +81,7 @@ const Row kRows[] = {
     {"zero-stage", P, &Options::zero_stage, 0, 3, nullptr, "ZeRO: 0 nothing sharded, 1 optimizer, 2 and gradients, 3 and parameters", "0|1|2", "sharded parameters are not built; use 2"},
     {"bucket-mb", P, &Options::bucket_mb, 0, 1e6, nullptr, "merge what is communicated at once up to this many MB (10^6 bytes); 0 = one layer at a time"},
     {"no-overlap", P, &Options::no_overlap, 0, 0, nullptr, "communicate after computing, not beside it (same bits, slower)", nullptr, nullptr, Flag},
-    {"sync-every-micro-step", P, &Options::sync_every_micro_step, 0, 0, nullptr, "wait for the device after every micro-step, for debugging", nullptr, nullptr, Flag},
+    {"sync-every-micro-step", P, &Options::sync_every_micro_step, 0, 0, nullptr, "stages 0 and 1: reduce gradients after every micro-step as stage 2 does, not only after the last (for comparison: it sends more)", nullptr, nullptr, Flag},
     {"comm-timeout", P, &Options::comm_timeout, 1, 1e6, nullptr, "seconds without progress before a run is ended"},
     {"check-collectives", P, &Options::check_collectives, 0, 0, nullptr, "compare the sequence of collectives over the ranks", "", "the check is not built; remove the option", Flag},
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdarg>
+#include <cstdlib>
 
 #include "llmc/error.h"
 
@@ -43,16 +44,79 @@ std::string format_count(double count) {
     return format("%.0f", count);
 }
 
-void Report::title(const std::string& text) { text_ += text + "\n"; }
+namespace {
 
-void Report::row(const char* name, const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    const std::string value = format_va(format, args);
-    va_end(args);
-    std::string label = std::string("  ") + name;
-    label.resize(std::max<size_t>(label.size() + 1, 26), ' ');
-    text_ += label + value + "\n";
+// "name  value" lines in one column, under titles.
+class Table {
+public:
+    void title(const std::string& text) { text_ += text + "\n"; }
+    __attribute__((format(printf, 3, 4))) void row(const std::string& name, const char* format, ...) {
+        va_list args;
+        va_start(args, format);
+        const std::string value = format_va(format, args);
+        va_end(args);
+        std::string label = "  " + name;
+        label.resize(std::max<size_t>(label.size() + 1, 26), ' ');
+        text_ += label + value + "\n";
+    }
+    const std::string& text() const { return text_; }
+
+private:
+    std::string text_;
+};
+
+}  // namespace
+
+std::string start_report(const StartInfo& info) {
+    static const char* const kSharded[] = {"stage 0: nothing", "stage 1: optimizer state", "stage 2: gradients and optimizer state"};
+    const Options& options = info.options;
+    const ModelConfig& c = info.config;
+    Table table;
+    table.title("llm.zero");
+    std::string group, line;
+    for (const OptionRow& option : option_rows(options)) {
+        if (option.group != group && !line.empty()) table.row(group, "%s", line.c_str());
+        if (option.group != group) line.clear();
+        group = option.group;
+        line += (line.empty() ? "" : "  ") + option.name + "=" + option.value;
+    }
+    if (!line.empty()) table.row(group, "%s", line.c_str());
+
+    table.title("ranks");
+    for (size_t rank = 0; rank < info.ranks.size(); ++rank) table.row("rank " + std::to_string(rank), "%s", info.ranks[rank].c_str());
+    const char* algorithm = getenv("NCCL_ALGO");
+    table.row("collectives", "NCCL_ALGO=%s, %s", algorithm ? algorithm : "unset", options.overlap() ? "beside the computation" : "between computations");
+
+    table.title("model");
+    table.row("shape", "%s: %d layers, %d channels, %d heads, %d KV heads, head_dim %d, ffn %d, vocabulary %d (padded %d)%s%s%s", c.name.c_str(), c.num_layers, c.channels, c.num_heads,
+              c.num_kv_heads, c.head_dim, c.ffn_dim, c.vocab_size, c.padded_vocab(), c.tied ? ", tied head" : "", c.qkv_bias ? ", QKV bias" : "", c.qk_norm ? ", QK-norm" : "");
+    table.row("parameters", "%s (%zu) in %s, %zu units, %zu bucket(s) of up to %s", format_count(info.table.parameter_count()).c_str(), info.table.parameter_count(),
+              info.element_bytes == 2 ? "bf16" : "fp32", info.table.units.size(), info.layout.buckets.size(),
+              format_bytes(info.layout.max_bucket_count * info.element_bytes).c_str());
+    table.row("sharded", "%s", kSharded[options.zero_stage]);
+
+    table.title("batch");
+    table.row("tokens a step", "%lld = micro-batch %d x seq-len %d x %d micro-step(s) x %zu rank(s)", info.batch.tokens_per_step, options.micro_batch, options.seq_len,
+              info.batch.grad_accum, info.ranks.size());
+    table.row("steps", "%lld (%.2f epochs)", info.steps, static_cast<double>(info.steps) * info.train.windows_per_step() / info.train.windows());
+
+    table.title("data");
+    table.row("training", "%zu tokens in %zu shard(s), %lld windows an epoch, %lld tokens dropped at shard ends, fingerprint %s", info.train.shards().count,
+              info.train.shards().shards.size(), info.train.windows(), info.train.dropped_tokens(), data_fingerprint(info.train.shards()).c_str());
+    if (info.val) {
+        table.row("validation", "%zu tokens in %zu shard(s), %lld of %lld windows", info.val->shards().count, info.val->shards().shards.size(), info.val->num_windows(),
+                  info.val->windows());
+    }
+
+    table.title("device memory of a rank");
+    size_t total = 0;
+    for (const auto& [category, bytes] : info.memory) {
+        table.row(category, "%s", format_bytes(bytes).c_str());
+        total += bytes;
+    }
+    table.row("together", "%s", format_bytes(total).c_str());
+    table.row("matrix products", "%.1f GFLOP/s measured on this rank", info.product_flops / 1e9);
+    return table.text();
 }
 
 std::string step_line(const TrainMetrics& m, long long total_steps) {

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "llmc/data_loader.h"
 #include "llmc/metrics.h"
 #include "llmc/model_config.h"
+#include "llmc/options.h"
+#include "llmc/param_table.h"
 
 // Floating-point operations of one trained token (forward and backward): 6 a weight of every matrix product, the head included and the
 // embedding lookup not, plus attention at half of T x T, since it is causal: 6 * L * NH * HD * T.
@@ -17,16 +21,24 @@ double datasheet_flops(const std::string& device_name);
 std::string format_bytes(double bytes);   // "1.50 GB" (10^9), "12.3 MB", "512 B"
 std::string format_count(double count);   // "124.5M", "12.3k", "17"
 
-// "name  value" lines in one column, under titles.
-class Report {
-public:
-    void title(const std::string& text);
-    __attribute__((format(printf, 3, 4))) void row(const char* name, const char* format, ...);
-    std::string text() const { return text_; }
-
-private:
-    std::string text_;
+// What the start-up table shows.
+struct StartInfo {
+    const Options& options;
+    const ModelConfig& config;
+    const BatchPlan& batch;
+    long long steps;
+    const std::vector<std::string>& ranks;  // host, process and device of each
+    const ParamTable& table;
+    const FlatLayout& layout;
+    const DataLoader& train;
+    const ValLoader* val;                   // nullptr = no evaluation
+    std::vector<std::pair<std::string, size_t>> memory;  // category, bytes on this rank's device
+    double product_flops;                   // measured, FLOP/s
+    size_t element_bytes;                   // of a parameter
 };
+
+// Every setting, who runs where, model, batch, sharding, data, memory by category.
+std::string start_report(const StartInfo& info);
 
 // One line a step: loss, norm, learning rate, time, tokens/s, utilisation, memory, and where the time went.
 std::string step_line(const TrainMetrics& metrics, long long total_steps);
