@@ -19,7 +19,7 @@ __host__ __device__ __forceinline__ uint4 random_counter(RandomPurpose purpose, 
 // Philox4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3), in place on several counters
 // at once: one is a chain of ten multiplications, several keep the multipliers busy (on a CPU the inner loop becomes SIMD).
 template <int Count>
-__host__ __device__ __forceinline__ void philox(unsigned long long key, uint4 (&counters)[Count]) {
+__device__ __forceinline__ void philox(unsigned long long key, uint4 (&counters)[Count]) {
     unsigned x[Count], y[Count], z[Count], w[Count];
 #pragma unroll
     for (int i = 0; i < Count; i++) {

@@ -5,6 +5,23 @@
 
 namespace {
 
+// Eight lanes at once; lane i has i added to the first word of the counter.
+__global__ void philox_kernel(unsigned* out, unsigned long long key, uint4 counter) {
+    uint4 counters[8];
+    for (unsigned lane = 0; lane < 8; lane++) counters[lane] = make_uint4(counter.x + lane, counter.y, counter.z, counter.w);
+    philox(key, counters);
+    for (unsigned lane = 0; lane < 8; lane++) {
+        const unsigned words[4] = {counters[lane].x, counters[lane].y, counters[lane].z, counters[lane].w};
+        for (int word = 0; word < 4; word++) out[4 * lane + word] = words[word];
+    }
+}
+
+std::vector<unsigned> philox_on_device(const uint32_t (&key)[2], uint32_t x, const uint32_t (&counter)[4]) {
+    DeviceBuffer<unsigned> out(32);
+    launch(philox_kernel, 1, 1, 0, test_stream(), out, static_cast<unsigned long long>(key[1]) << 32 | key[0], make_uint4(x, counter[1], counter[2], counter[3]));
+    return out.download();
+}
+
 TEST(Philox, KnownAnswers) {
     struct Case {
         uint32_t counter[4];
@@ -18,14 +35,13 @@ TEST(Philox, KnownAnswers) {
         {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
     };
     for (const Case& c : cases) {
-        // Beside counters of other lanes, which must not mix.
-        uint4 actual[8];
-        for (int lane = 0; lane < 8; lane++) actual[lane] = make_uint4(c.counter[0] + lane, c.counter[1], c.counter[2], c.counter[3]);
-        philox(static_cast<unsigned long long>(c.key[1]) << 32 | c.key[0], actual);
-        EXPECT_EQ(actual[0].x, c.expected[0]);
-        EXPECT_EQ(actual[0].y, c.expected[1]);
-        EXPECT_EQ(actual[0].z, c.expected[2]);
-        EXPECT_EQ(actual[0].w, c.expected[3]);
+        const std::vector<unsigned> actual = philox_on_device(c.key, c.counter[0], c.counter);
+        for (int word = 0; word < 4; word++) EXPECT_EQ(actual[word], c.expected[word]);
+        // The other lanes are what they would be alone.
+        for (unsigned lane = 1; lane < 8; lane++) {
+            const std::vector<unsigned> alone = philox_on_device(c.key, c.counter[0] + lane, c.counter);
+            for (int word = 0; word < 4; word++) EXPECT_EQ(actual[4 * lane + word], alone[word]);
+        }
     }
 }
 
