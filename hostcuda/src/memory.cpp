@@ -42,6 +42,7 @@ constexpr size_t kBackRedzone = 256;              // at least this much after th
 constexpr size_t kFileBytes = size_t{64} << 20;   // the poisoned file: real memory, so small; 256 mappings for 16 GiB
 constexpr size_t kLargestFileBytes = size_t{1} << 30;
 constexpr size_t kMargin = size_t{1} << 30;       // never allocated, at both ends of the range: wild indices are named
+constexpr size_t kPart = size_t{2} << 20;         // HOSTCUDA_PROTECT opens and closes this much at a time
 constexpr int kFrames = 8;
 
 using address_t = uintptr_t;
@@ -56,6 +57,7 @@ struct Block {
     CallSite site{};
     void* frames[kFrames];
     int num_frames = 0;
+    std::vector<bool> open;   // HOSTCUDA_PROTECT: which parts of kPart bytes may be touched now
 
     address_t user() const { return start + kAlign; }
     address_t end() const { return user() + bytes; }
@@ -78,6 +80,8 @@ struct Heap {
     size_t file_bytes = 0;   // poisoned so far
     size_t file_limit = kFileBytes;
     std::map<address_t, Pinned> pinned;
+    std::vector<std::pair<address_t, size_t>> open_parts;   // start of block, part; never grows in the fault handler
+    size_t parts = 0;                                       // of all live blocks
 };
 
 // Read without the heap's lock: by the fault handler and by place_of on the quick path.
@@ -155,15 +159,34 @@ void grow_file(Heap& h, size_t bytes) {
 
 // ---- protection ---------------------------------------------------------------------------------------------------
 
-int access_count = 0;   // DeviceAccess objects alive, over all threads; guarded by the heap's lock
+// Device memory is closed as a rule. While somebody has access it is opened part by part, at the fault of the first touch:
+// a kernel touches little of it, and opening and closing all of it at each launch costs the length of its page tables.
+
+int access_count = 0;   // threads with access; guarded by the heap's lock
 thread_local int access_depth = 0;
 
-int current_protection() { return !protect_mode() || access_count > 0 ? PROT_READ | PROT_WRITE : PROT_NONE; }
+int new_protection() { return protect_mode() ? PROT_NONE : PROT_READ | PROT_WRITE; }
 
-void protect_all(Heap& h, int protection) {
-    for (const auto& [start, block] : h.live)
-        if (syscall(SYS_mprotect, start, block.mapped, long{protection}) != 0)
-            stop("mprotect of device memory failed: %s", strerror(errno));
+// The caller holds the heap's lock.
+void set_part(Block& block, size_t part, bool open) {
+    const address_t at = block.start + part * kPart;
+    const size_t bytes = std::min(kPart, block.start + block.mapped - at);
+    if (syscall(SYS_mprotect, at, bytes, open ? long{PROT_READ | PROT_WRITE} : long{PROT_NONE}) != 0)
+        stop("mprotect of device memory failed: %s; vm.max_map_count is %zu", strerror(errno), max_mappings());
+    block.open[part] = open;
+}
+void open_at(Heap& h, Block& block, address_t at) {
+    const size_t part = (at - block.start) / kPart;
+    if (!protect_mode() || block.open[part]) return;   // another thread's fault may have opened it
+    set_part(block, part, true);
+    h.open_parts.push_back({block.start, part});
+}
+void close_all(Heap& h) {
+    for (const auto& [start, part] : h.open_parts) {
+        const auto block = h.live.find(start);
+        if (block != h.live.end() && part < block->second.open.size()) set_part(block->second, part, false);
+    }
+    h.open_parts.clear();
 }
 
 // ---- messages -----------------------------------------------------------------------------------------------------
@@ -247,16 +270,24 @@ void on_fault(int number, siginfo_t* info, void* context) {
     const address_t at = address(info->si_addr);
     if (at - heap_base.load() < heap_reserve.load()) {
         Heap& h = heap();
-        std::string where = "device memory";
-        bool closed = false;
-        if (h.mutex.try_lock()) {   // the faulting thread may be the one that holds it
-            where = describe_address(h, at);
-            const Block* block = block_at(h.live, at);
-            closed = block && at >= block->user() && at < block->end();
-            h.mutex.unlock();
-        }
         char caller[1024];
         const bool in_kernel = describe_caller && describe_caller(caller, sizeof caller);
+        std::string where;
+        bool closed;
+        {
+            // No thread faults while it holds the lock: check_block opens what it reads.
+            TsanIgnore ignore;
+            std::lock_guard lock(h.mutex);
+            const auto next = h.live.upper_bound(at);
+            const bool mapped = block_at(h.live, at) != nullptr;
+            // Threads of the block pool are in a kernel, all others that may touch it hold a DeviceAccess themselves.
+            if (mapped && protect_mode() && access_count > 0 && (access_depth > 0 || in_kernel)) {
+                open_at(h, std::prev(next)->second, at);
+                return;
+            }
+            where = describe_address(h, at);
+            closed = mapped && at >= std::prev(next)->second.user() && at < std::prev(next)->second.end();
+        }
         if (closed && !in_kernel)
             stop("host code touched device memory at %p, %s; copy it with cudaMemcpyAsync instead", info->si_addr, where.c_str());
         stop("access to device memory out of bounds at %p, %s", info->si_addr, where.c_str());
@@ -300,8 +331,11 @@ UNCHECKED address_t first_damage(address_t begin, address_t end) {
     return end;
 }
 
-// The caller holds the heap's lock and has device memory open.
-void check_block(const Block& block, const char* when) {
+// The caller holds the heap's lock and a DeviceAccess.
+void check_block(Heap& h, Block& block, const char* when) {
+    open_at(h, block, block.start);
+    open_at(h, block, block.end());
+    open_at(h, block, block.start + block.mapped - 1);
     const address_t before = first_damage(block.start, block.user());
     const address_t mapped_end = block.start + block.mapped;
     const address_t after = first_damage(block.end(), mapped_end);
@@ -385,12 +419,12 @@ void use_fault_stack() {
 DeviceAccess::DeviceAccess() {
     if (!protect_mode() || access_depth++ > 0) return;
     HeapLock lock;
-    if (access_count++ == 0) protect_all(lock.h, PROT_READ | PROT_WRITE);
+    access_count++;
 }
 DeviceAccess::~DeviceAccess() {
     if (!protect_mode() || --access_depth > 0) return;
     HeapLock lock;
-    if (--access_count == 0) protect_all(lock.h, PROT_NONE);
+    if (--access_count == 0) close_all(lock.h);
 }
 
 Place place_of(const void* pointer, size_t bytes) {
@@ -431,7 +465,7 @@ void check_canaries(const char* when) {
     if (heap_base.load() == 0) return;
     DeviceAccess access;
     HeapLock lock;
-    for (const auto& [start, block] : lock.h.live) check_block(block, when);
+    for (auto& [start, block] : lock.h.live) check_block(lock.h, block, when);
 }
 
 cudaError_t device_malloc(void** pointer, size_t bytes, CallSite site) {
@@ -455,7 +489,7 @@ cudaError_t device_malloc(void** pointer, size_t bytes, CallSite site) {
     grow_file(h, block.mapped);
     for (size_t at = 0; at < block.mapped; at += h.file_bytes) {
         const size_t n = std::min(h.file_bytes, block.mapped - at);
-        if (raw_mmap(block.start + at, n, current_protection(), MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, h.file) == MAP_FAILED)
+        if (raw_mmap(block.start + at, n, new_protection(), MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, h.file) == MAP_FAILED)
             stop("cannot map device memory: %s; %zu allocations are alive, raise vm.max_map_count (now %zu)",
                  strerror(errno), h.live.size(), max_mappings());
     }
@@ -466,6 +500,11 @@ cudaError_t device_malloc(void** pointer, size_t bytes, CallSite site) {
     redzones_for_asan(block, true);
     h.cursor = block.start + block.mapped;
     h.used += round_up(bytes, kAlign);
+    if (protect_mode()) {
+        block.open.resize((block.mapped + kPart - 1) / kPart);
+        h.parts += block.open.size();
+        h.open_parts.reserve(h.parts);
+    }
     h.live[block.start] = block;
     *pointer = reinterpret_cast<void*>(block.user());
     return cudaSuccess;
@@ -498,11 +537,12 @@ cudaError_t cudaFree(void* devPtr) {
     HeapLock lock;
     auto found = lock.h.live.find(address(devPtr) - kAlign);
     if (found == lock.h.live.end()) return set_error(cudaErrorInvalidValue);
+    check_block(lock.h, found->second, "cudaFree");
     const Block block = found->second;
-    check_block(block, "cudaFree");
     redzones_for_asan(block, false);
     unmap(block.start, block.mapped);
     lock.h.used -= round_up(block.bytes, kAlign);
+    lock.h.parts -= block.open.size();
     lock.h.live.erase(found);
     lock.h.freed[block.start] = block;
     return cudaSuccess;

@@ -356,6 +356,40 @@ TEST(ProtectDeathTest, HostDereferenceStops) {
     });
 }
 
+TEST(ProtectDeathTest, HostDereferenceBesideARunningKernelStops) {
+    EXPECT_STOP_IN("host code touched device memory at .*allocation of 40 bytes",
+                   Environment{{"HOSTCUDA_PROTECT", "1"}, {"HOSTCUDA_ASYNC", "1"}}, [] {
+        cudaStream_t stream = new_stream();
+        float *used = device<float>(20), *other = device<float>(10);
+        std::atomic<bool> running{false};
+        enqueue(stream, "kernel", [&running, used] {
+            DeviceAccess access;
+            used[0] = 1;
+            running = true;
+            sleep_ms(1000);
+        });
+        while (!running) sleep_ms(1);
+        return other[0] == 0;
+    });
+}
+
+TEST(ProtectDeathTest, LargeAllocationsOpenWhereTouched) {
+    EXPECT_TRUE_IN(kProtect, [] {
+        cudaStream_t stream = new_stream();
+        const size_t bytes = size_t{100} << 20;
+        char *a = device<char>(bytes), *b = device<char>(bytes);
+        std::vector<char> back(bytes);
+        for (int i = 0; i < 3; i++) {
+            cudaMemsetAsync(a, i, bytes, stream);
+            cudaMemcpyAsync(b, a, bytes, cudaMemcpyDeviceToDevice, stream);
+            cudaMemcpyAsync(back.data(), b, bytes, cudaMemcpyDeviceToHost, stream);
+            for (size_t at = 0; at < bytes; at += 4095)
+                if (back[at] != i) return false;
+        }
+        return true;
+    });
+}
+
 TEST(ProtectDeathTest, RuntimeCallsAndKernelsMayTouchIt) {
     for (const char* mode : {"0", "1"}) {
         const Environment environment = {{"HOSTCUDA_PROTECT", "1"}, {"HOSTCUDA_ASYNC", mode}};
