@@ -112,12 +112,12 @@ struct Problem {
             dq = q, dk = k, dv = v;
             dqk_count = dv_count = input_count;
         } else {
-            const size_t q_row = NHD + gap, kv_row = 2 * KVD + gap;
+            // v lies farther apart than k, as it does where q and k are normalised into a buffer of their own.
+            const size_t q_row = NHD + gap, k_row = KVD + gap, v_row = KVD + 4 * gap;
             q = {c.B, c.Tq, c.NH, c.HD, 8, q_row, q_row * c.Tq + gap};
-            const size_t kv = 8 + c.B * q.batch;
-            k = {c.B, c.Tkv, c.NKV, c.HD, kv, kv_row, kv_row * c.Tkv + gap};
-            v = {c.B, c.Tkv, c.NKV, c.HD, kv + KVD, kv_row, kv_row * c.Tkv + gap};
-            input_count = kv + c.B * k.batch + 8;
+            k = {c.B, c.Tkv, c.NKV, c.HD, 8 + c.B * q.batch, k_row, k_row * c.Tkv + gap};
+            v = {c.B, c.Tkv, c.NKV, c.HD, k.first + c.B * k.batch, v_row, v_row * c.Tkv + 2 * gap};
+            input_count = v.first + c.B * v.batch + 8;
             dq = {c.B, c.Tq, c.NH, c.HD, 16, NHD + 2 * gap, (NHD + 2 * gap) * c.Tq};
             const size_t dkv = 16 + c.B * dq.batch;
             dk = {c.B, c.Tkv, c.NKV, c.HD, dkv, KVD + gap, (KVD + gap) * c.Tkv};
