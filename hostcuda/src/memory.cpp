@@ -418,6 +418,8 @@ void use_fault_stack() {
 
 DeviceAccess::DeviceAccess() {
     if (!protect_mode() || access_depth++ > 0) return;
+    // oneDNN's generated code keeps data below the stack pointer, which a handler on the same stack would overwrite.
+    use_fault_stack();
     HeapLock lock;
     access_count++;
 }
