@@ -44,15 +44,15 @@ cudaStream_t g_stream = nullptr;
 // ---- types and the reference --------------------------------------------------------------------------------------
 
 template <typename T> struct Type;
-template <> struct Type<int8_t> { static constexpr ncclDataType_t nccl = ncclInt8; static constexpr const char* name = "int8"; };
-template <> struct Type<uint8_t> { static constexpr ncclDataType_t nccl = ncclUint8; static constexpr const char* name = "uint8"; };
-template <> struct Type<int32_t> { static constexpr ncclDataType_t nccl = ncclInt32; static constexpr const char* name = "int32"; };
-template <> struct Type<uint32_t> { static constexpr ncclDataType_t nccl = ncclUint32; static constexpr const char* name = "uint32"; };
-template <> struct Type<int64_t> { static constexpr ncclDataType_t nccl = ncclInt64; static constexpr const char* name = "int64"; };
-template <> struct Type<uint64_t> { static constexpr ncclDataType_t nccl = ncclUint64; static constexpr const char* name = "uint64"; };
-template <> struct Type<float> { static constexpr ncclDataType_t nccl = ncclFloat32; static constexpr const char* name = "float32"; };
-template <> struct Type<double> { static constexpr ncclDataType_t nccl = ncclFloat64; static constexpr const char* name = "float64"; };
-template <> struct Type<__nv_bfloat16> { static constexpr ncclDataType_t nccl = ncclBfloat16; static constexpr const char* name = "bfloat16"; };
+template <> struct Type<int8_t> { static constexpr ncclDataType_t nccl = ncclInt8; };
+template <> struct Type<uint8_t> { static constexpr ncclDataType_t nccl = ncclUint8; };
+template <> struct Type<int32_t> { static constexpr ncclDataType_t nccl = ncclInt32; };
+template <> struct Type<uint32_t> { static constexpr ncclDataType_t nccl = ncclUint32; };
+template <> struct Type<int64_t> { static constexpr ncclDataType_t nccl = ncclInt64; };
+template <> struct Type<uint64_t> { static constexpr ncclDataType_t nccl = ncclUint64; };
+template <> struct Type<float> { static constexpr ncclDataType_t nccl = ncclFloat32; };
+template <> struct Type<double> { static constexpr ncclDataType_t nccl = ncclFloat64; };
+template <> struct Type<__nv_bfloat16> { static constexpr ncclDataType_t nccl = ncclBfloat16; };
 
 template <typename T>
 T make(std::mt19937& random) {
