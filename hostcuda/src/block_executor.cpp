@@ -258,7 +258,7 @@ HOSTCUDA_UNCHECKED inline void put_idle(Executor& e, Fiber* fiber) {
 }
 
 // ---- messages ------------------------------------------------------------------------------------------------------------------
-uint3 index_of(unsigned thread) {
+HOSTCUDA_UNCHECKED uint3 index_of(unsigned thread) {
     const unsigned x = thread % blockDim.x, rest = thread / blockDim.x;
     return uint3{x, rest % blockDim.y, rest / blockDim.y};
 }
@@ -274,9 +274,9 @@ bool describe_running_thread(char* text, size_t size) {
 }
 [[maybe_unused]] const bool hooked = (describe_caller = describe_running_thread, true);
 
-bool is_waiting(const Executor& e, unsigned thread) { return (e.warp[thread / 32].waiting >> thread % 32 & 1) != 0; }
+HOSTCUDA_UNCHECKED bool is_waiting(const Executor& e, unsigned thread) { return (e.warp[thread / 32].waiting >> thread % 32 & 1) != 0; }
 
-bool has_returned(const Executor& e, unsigned thread) {
+HOSTCUDA_UNCHECKED bool has_returned(const Executor& e, unsigned thread) {
     const bool started = e.scheduled ? (e.warp[thread / 32].unstarted >> thread % 32 & 1) == 0 : thread < block_progress.next;
     const bool ready = (e.warp[thread / 32].ready >> thread % 32 & 1) != 0;
     return started && !ready && !is_waiting(e, thread) && thread != block_progress.thread;
@@ -587,7 +587,7 @@ HOSTCUDA_UNCHECKED void warp_collective(unsigned mask, void* args, WarpCompute c
     happens_before_acquire(sync);
 }
 
-unsigned active_lanes() {
+HOSTCUDA_UNCHECKED unsigned active_lanes() {
     if (block_progress.count == 0) stop("__activemask is called outside a kernel");
     const Executor& e = *executor;
     const unsigned first = block_progress.thread & ~31u;
@@ -613,7 +613,7 @@ void stop_no_dynamic_shared() {
     stop("dynamic shared memory is used, but the launch gave none (or the caller is not in a kernel); pass its bytes to the launch");
 }
 
-const Grid& running_grid() { return executor->launch->grid; }
+HOSTCUDA_UNCHECKED const Grid& running_grid() { return executor->launch->grid; }
 
 void trap() { stop("__trap was called"); }
 

@@ -138,6 +138,13 @@ void check_shared_limit(const Grid& grid, size_t static_bytes) {
     }
 }
 
+namespace {
+HOSTCUDA_UNCHECKED void run_one_block(void* context, size_t i) {
+    Launch& launch = *static_cast<Launch*>(context);
+    run_block(launch, scheduled_block(i, launch.blocks, launch.serial));
+}
+}  // namespace
+
 void run_grid(const Grid& grid) {
     static std::atomic<uint64_t> launches{0};
     Launch launch{};
@@ -148,13 +155,7 @@ void run_grid(const Grid& grid) {
 #if HOSTCUDA_TSAN
     __tsan_release(&launch.happens_before[0]);
 #endif
-    parallel_for(
-        launch.blocks,
-        [](void* context, size_t i) {
-            Launch& launch = *static_cast<Launch*>(context);
-            run_block(launch, scheduled_block(i, launch.blocks, launch.serial));
-        },
-        &launch);
+    parallel_for_unordered(launch.blocks, run_one_block, &launch);
 #if HOSTCUDA_TSAN
     __tsan_acquire(&launch.happens_before[1]);
 #endif

@@ -376,6 +376,19 @@ TEST(Tsan, ReportsEachRace) {
 }
 #endif
 
+#if HOSTCUDA_TSAN_BUILD
+TEST(Tsan, ReportsAMissingEventWaitBetweenKernels) {
+    for (const char* const threads : {"1", "2"}) {
+        const std::string environment = std::string("HOSTCUDA_ASYNC=1 HOSTCUDA_THREADS=") + threads;
+        const Finished right = run_in_process(environment, "streams-none");
+        EXPECT_EQ(right.status, 0) << right.output;
+        const Finished wrong = run_in_process(environment, "streams-race");
+        EXPECT_NE(wrong.output.find("ThreadSanitizer: data race"), std::string::npos) << threads << " threads\n" << wrong.output;
+        EXPECT_NE(wrong.output.find("increment_kernel"), std::string::npos) << wrong.output;
+    }
+}
+#endif
+
 // Launches in order on one stream see each other's results: no race between kernels.
 __global__ void next_kernel(int* out) { out[blockIdx.x] = out[(blockIdx.x + 1) % gridDim.x + gridDim.x] + 1; }
 __global__ void copy_kernel(int* out, unsigned count) {
@@ -393,6 +406,32 @@ int run_ordered() {
     return 0;
 }
 
+// Two streams work on one array, kernel by kernel in turn; with or without the event that one waits for.
+__global__ void increment_kernel(int* data) { data[blockIdx.x * blockDim.x + threadIdx.x] += 1; }
+int run_two_streams(bool wait) {
+    Device<int> data(128);
+    data.fill(0);
+    if (cudaDeviceSynchronize() != cudaSuccess) return 2;  // non-blocking streams do not wait for a copy from pageable memory
+    cudaStream_t streams[2];
+    cudaEvent_t event;
+    if (cudaEventCreate(&event) != cudaSuccess) return 2;
+    for (cudaStream_t& stream : streams) {
+        if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return 2;
+    }
+    for (int round = 0; round < 6; round++) {
+        cudaLaunchConfig_t config{};
+        config.gridDim = 4;
+        config.blockDim = 32;
+        config.stream = streams[round % 2];
+        if (cudaLaunchKernelEx(&config, increment_kernel, data.data) != cudaSuccess) return 2;
+        if (wait && (cudaEventRecord(event, streams[round % 2]) != cudaSuccess || cudaStreamWaitEvent(streams[(round + 1) % 2], event) != cudaSuccess)) return 2;
+    }
+    for (const cudaStream_t stream : streams) {
+        if (cudaStreamSynchronize(stream) != cudaSuccess) return 2;
+    }
+    return 0;
+}
+
 int print_result(int result) {
     printf("result %d\n", result);
     return 0;
@@ -405,6 +444,8 @@ int run_hidden(const std::string& name) {
     if (name == "race-reuse") return print_result(run_race(race_kernel<4>));
     if (name == "blocks") return run_blocks();
     if (name == "ordered") return run_ordered();
+    if (name == "streams-none") return run_two_streams(true);
+    if (name == "streams-race") return run_two_streams(false);
     Device<int> out(32);
     if (name == "warp-none") return launch(warp_race_kernel<true>, 1, 32, 0, out.data);
     if (name == "warp-race") return launch(warp_race_kernel<false>, 1, 32, 0, out.data);
