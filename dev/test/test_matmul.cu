@@ -57,16 +57,52 @@ TEST(Matmul, ForwardWithAndWithoutBias) {
         const auto inp = random_values<floatX>(static_cast<size_t>(N) * C, 1), weight = random_values<floatX>(static_cast<size_t>(OC) * C, 2);
         const auto bias = random_values<floatX>(OC, 3, 5.0);
         const DeviceBuffer<floatX> inp_device(to_storage<floatX>(inp)), weight_device(to_storage<floatX>(weight)), bias_device(to_storage<floatX>(bias));
-        for (const bool with_bias : {false, true}) {
+        // The second bias meets what was cached for the first.
+        const auto second_bias = random_values<floatX>(OC, 4, 5.0);
+        const DeviceBuffer<floatX> second_bias_device(to_storage<floatX>(second_bias));
+        for (const int biases : {0, 1, 2}) {
             const DeviceBuffer<floatX> out(static_cast<size_t>(N) * OC);
-            matmul_forward(context(), out, inp_device, weight_device, with_bias ? bias_device.get() : nullptr, N, C, OC, test_stream());
+            const floatX* const bias_pointer = biases == 0 ? nullptr : biases == 1 ? bias_device.get() : second_bias_device.get();
+            const std::vector<double>& bias_values = biases == 1 ? bias : second_bias;
+            matmul_forward(context(), out, inp_device, weight_device, bias_pointer, N, C, OC, test_stream());
             // The bias is one more column of inp, with value 1.
-            const int inner = C + with_bias;
+            const int inner = C + (biases > 0);
             const Reference reference(
                 N, OC, inner, [&, C = C](int i, int k) { return k == C ? 1.0 : inp[static_cast<size_t>(i) * C + k]; },
-                [&, C = C](int k, int j) { return k == C ? bias[j] : weight[static_cast<size_t>(j) * C + k]; });
-            check_product(with_bias ? "out with bias" : "out", out, reference, inner);
+                [&, C = C](int k, int j) { return k == C ? bias_values[j] : weight[static_cast<size_t>(j) * C + k]; });
+            check_product(biases == 0 ? "out" : biases == 1 ? "out with bias" : "out with another bias", out, reference, inner);
         }
+    }
+}
+
+// Products that differ in one property only must not share what is cached.
+TEST(Matmul, KindsAreToldApart) {
+    const int n = 16;
+    const size_t gap = 8;
+    const auto a = random_values<floatX>(n * (n + gap), 1), b = random_values<floatX>(n * (n + gap), 2);
+    const DeviceBuffer<floatX> a_device(to_storage<floatX>(a)), b_device(to_storage<floatX>(b));
+    for (int kind = 0; kind < 32; kind++) {
+        const bool transposed_a = kind & 1, transposed_b = kind & 2;
+        const size_t a_row = n + (kind & 4 ? gap : 0), b_row = n + (kind & 8 ? gap : 0), out_row = n + (kind & 16 ? gap : 0);
+        SCOPED_TRACE(format("kind %d", kind));
+        const DeviceBuffer<floatX> out(n * (n + gap));
+        const std::vector<floatX> before = out.download();
+        MatrixDesc a_desc = matrix(a_device.get(), n, n), b_desc = matrix(b_device.get(), n, n), out_desc = matrix(out.get(), n, n);
+        a_desc.ld = a_row, b_desc.ld = b_row, out_desc.ld = out_row;
+        a_desc.transposed = transposed_a, b_desc.transposed = transposed_b;
+        matmul(context(), out_desc, a_desc, b_desc, nullptr, false, test_stream());
+        const Reference reference(
+            n, n, n, [&](int i, int k) { return a[transposed_a ? k * a_row + i : i * a_row + k]; },
+            [&](int k, int j) { return b[transposed_b ? j * b_row + k : k * b_row + j]; });
+        std::vector<floatX> got = out.download();
+        std::vector<double> product;
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < n; j++) {
+                product.push_back(to_double(got[i * out_row + j]));
+                got[i * out_row + j] = before[i * out_row + j];
+            }
+        expect_close("out", product, reference.out, [&](size_t i) { return product_bound<floatX>(reference.out[i], reference.size[i], n); });
+        expect_same_bits("what lies between the rows of out", got, before);
     }
 }
 
