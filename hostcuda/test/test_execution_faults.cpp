@@ -223,7 +223,8 @@ TEST_F(Stops, AsanSeesWritesPastLocalArrays) {
 //   bit 0: before the first read of what others wrote
 //   bit 1: inside the tree reduction
 //   bit 2: before the array is written again (write after read)
-constexpr unsigned kThreads = 256;
+// Newer ThreadSanitizer runtimes (clang's, GCC 13's) tell about 250 threads apart and miss races beyond.
+constexpr unsigned kThreads = HOSTCUDA_TSAN_BUILD ? 128 : 256;
 
 template <unsigned Removed>
 __global__ void race_kernel(int* out, const int* in) {
@@ -245,7 +246,7 @@ __global__ void race_kernel(int* out, const int* in) {
 }
 
 using RaceKernel = void (*)(int*, const int*);
-constexpr int kCorrectSum = 3 * (kThreads * (kThreads + 1) / 2);
+[[maybe_unused]] constexpr int kCorrectSum = 3 * (kThreads * (kThreads + 1) / 2);
 
 int run_race(RaceKernel kernel) {
     std::vector<int> values(kThreads);
@@ -293,8 +294,8 @@ int wrong_results(const std::string& name) {
 
 TEST(ScheduleSeeds, CorrectKernelIsRightUnderAllSeeds) { EXPECT_EQ(wrong_results("race-none"), 0); }
 
-// Each of 20 seeds finds a given missing barrier with a probability far above one half, so half of them is a bar that only a broken
-// scheduler misses (were it a fair coin: 41 % would pass; found is found when one seed in a run of them shows it).
+// One seed in a set of them must find a missing barrier; with this kernel nearly every seed does (30 of 30 when written). Half of 20
+// is far from both: fewer means that warps no longer run ahead of one another.
 TEST(ScheduleSeeds, FindABarrierMissingBeforeTheFirstRead) { EXPECT_GE(wrong_results("race-read"), 10); }
 TEST(ScheduleSeeds, FindABarrierMissingInATreeReduction) { EXPECT_GE(wrong_results("race-tree"), 10); }
 TEST(ScheduleSeeds, FindABarrierMissingBeforeReuse) { EXPECT_GE(wrong_results("race-reuse"), 10); }
