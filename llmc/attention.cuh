@@ -72,7 +72,7 @@ struct AttentionTile {
     static constexpr __host__ __device__ int stream_stride(int HD) { return HD + 4; }
 
     static_assert(kRows % 8 == 0 && kRowsPerThread >= 1 && kRowsPerThread * (kAttentionThreads / 8) == kRows,
-                  "an attention tile has a multiple of 16 rows: 128 threads accumulate, 8 side by side");
+                  "the rows of an attention tile are a multiple of 8: 64 threads accumulate, 8 side by side over the dims");
     static_assert(kCols % kGroupThreads == 0 || kCols < kGroupThreads, "the threads of 8 rows share the columns evenly");
     static_assert(kChains == 1 || kChains == 2 || kChains == 4, "partial sums split four dims evenly");
 
