@@ -1,4 +1,4 @@
-// Kernel launches: cudaLaunchKernelEx, and the attributes of kernels. product code has no <<<>>>.
+// Kernel launches: cudaLaunchKernelEx, and the attributes of kernels. There is no <<<>>>.
 #pragma once
 #include <tuple>
 #include <type_traits>
