@@ -2,8 +2,9 @@
 //
 // The x86-64 switch is inlined into the few functions that suspend a thread. Declaring every register as changed lets the compiler save exactly
 // what is alive there, once, and leaves the call depth of the leaving and the arriving fiber equal, so that the processor predicts the
-// returns that follow: as a function of its own that saved the ABI's registers a switch cost three times as much. The control words
-// of SSE and x87 are left alone, since CUDA has no way to change rounding or exceptions within a thread; saving them doubles the cost.
+// returns that follow. The control words of SSE and x87 are left alone, since CUDA has no way to change rounding or exceptions within a
+// thread. Measured per thread and barrier of a 32-thread block: 16 ns as a function that saves the ABI's registers and control words,
+// 12 ns without control words, 7.5 ns like this.
 #pragma once
 #include <cstddef>
 
