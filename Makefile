@@ -9,7 +9,7 @@
 #        GPU_ARCHS="80 90a"  NCCL=mpi (GPU build whose collectives go over MPI: several ranks on one GPU, for testing)
 # Everything is made under build/<variant>/; ./train_gpt and ./test_gpt are links to the variant built last.
 
-ifeq ($(filter -j%,$(MAKEFLAGS)),)
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
 .DEFAULT_GOAL := train_gpt
