@@ -169,12 +169,12 @@ A := build/cpu-BF16-asan
 T := build/cpu-BF16-tsan
 SHARDS      := 'data/python-stdlib/train_*.bin'
 THREE_STEPS := --steps 3 --warmup 1 --micro-batch 2 --seq-len 64 --total-batch 512 --zero-stage 2 --val-batches 2 --sample-every 0
-TSAN_RUN    := TSAN_OPTIONS="suppressions=hostcuda/tsan.supp halt_on_error=1 ignore_noninstrumented_modules=1"
+TSAN_RUN    := TSAN_OPTIONS=suppressions=hostcuda/tsan.supp:halt_on_error=1:ignore_noninstrumented_modules=1
 ASAN_RUN    := ASAN_OPTIONS=detect_leaks=0
 
 define SUITES_TEST
 $(foreach t,$(notdir $(HOSTCUDA_TESTS)),"gtest name=hostcuda-$(t) build/host/hostcuda/test/$(t)")
-$(foreach n,1 3 4,"mpi np=$(n) build/host/hostcuda/test/mpi_test_nccl")
+"run name=nccl build/host/hostcuda/test/mpi_test_nccl"
 $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t) build/host/dev/test/$(t)")
 "gtest name=kernels-bf16 $(B)/kernel_tests"
 "gtest name=kernels-fp32 $(F)/kernel_tests"
@@ -207,7 +207,7 @@ $(foreach s,2 3 4 5,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $(B
 $(foreach t,$(notdir $(HOSTCUDA_TESTS)),"gtest name=hostcuda-$(t)-asan timeout=900 $(ASAN_RUN) build/host-asan/hostcuda/test/$(t)")
 $(foreach t,$(filter test_execution% test_runtime%,$(notdir $(HOSTCUDA_TESTS))),"gtest name=hostcuda-$(t)-tsan timeout=900 $(TSAN_RUN) build/host-tsan/hostcuda/test/$(t)")
 $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t)-asan $(ASAN_RUN) build/host-asan/dev/test/$(t)")
-$(foreach n,2 5,"mpi np=$(n) build/host/hostcuda/test/mpi_test_nccl")
+"run name=nccl-asan $(ASAN_RUN) build/host-asan/hostcuda/test/mpi_test_nccl"
 $(foreach n,1 2 3 4 5 7,"mpi name=zero-full-bf16-$(n) np=$(n) timeout=900 $(B)/dev/test/mpi_test_zero")
 $(foreach n,1 3 5,"mpi name=zero-full-fp32-$(n) np=$(n) timeout=900 $(F)/dev/test/mpi_test_zero")
 endef
@@ -224,9 +224,9 @@ build-long-tests: build-tests
 	$(MAKE) DEVICE=cpu TSAN=1 hostcuda-tests
 
 test: build-tests
-	$(PYTHON) dev/test/run_tests.py $(strip $(SUITES_TEST))
+	@$(PYTHON) dev/test/run_tests.py $(strip $(SUITES_TEST))
 test-long: build-long-tests
-	$(PYTHON) dev/test/run_tests.py $(strip $(SUITES_TEST)) $(strip $(SUITES_LONG))
+	@$(PYTHON) dev/test/run_tests.py $(strip $(SUITES_TEST)) $(strip $(SUITES_LONG))
 
 clean:
 	rm -rf build train_gpt test_gpt
