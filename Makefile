@@ -147,7 +147,7 @@ $(VARIANT)/kernel_tests.o: $(VARIANT)/kernel_tests.cu
 	$(CU_COMPILE) $< -o $@
 $(CU_TESTS) $(VARIANT)/kernel_tests: EXTRA_LIBS = $(GTEST_LIBS)
 $(HOST)/dev/test/test_%: $(HOST)/dev/test/test_%.o $(HOST)/libllmc.a
-	$(LINK) $< $(HOST)/libllmc.a $(GTEST_LIBS) -lxxhash -lpthread
+	$(LINK) $< $(HOST)/libllmc.a $(GTEST_LIBS) -lxxhash $(MPI_LIBS) -lpthread
 $(HOST)/hostcuda/test/test_%: $(HOST)/hostcuda/test/test_%.o $(HOST)/libhostcuda.a
 	$(LINK) $< $(HOST)/libhostcuda.a $(GTEST_LIBS) $(HOSTCUDA_LIBS)
 $(HOST)/hostcuda/test/mpi_test_%: $(HOST)/hostcuda/test/mpi_test_%.o $(HOST)/libhostcuda.a
@@ -179,7 +179,7 @@ $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t) build/host/dev/test/$(t)")
 "gtest name=kernels-bf16 $(B)/kernel_tests"
 "gtest name=kernels-fp32 $(F)/kernel_tests"
 "gtest name=kernels-clang $(C)/kernel_tests"
-"gtest name=kernels-schedule-1 HOSTCUDA_SCHEDULE=1 $(B)/kernel_tests"
+$(foreach s,1 2 3 4 5,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $(B)/kernel_tests")
 "gtest name=kernels-async HOSTCUDA_ASYNC=1 $(B)/kernel_tests"
 "gtest name=kernels-protect HOSTCUDA_PROTECT=1 $(B)/kernel_tests"
 "gtest name=kernels-asan timeout=600 $(ASAN_RUN) $(A)/kernel_tests"
@@ -187,9 +187,7 @@ $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t) build/host/dev/test/$(t)")
 "run name=test_gpt-bf16 $(B)/test_gpt"
 "run name=test_gpt-fp32 $(F)/test_gpt"
 "run name=test_gpt-clang $(C)/test_gpt"
-"mpi name=zero-bf16-1 np=1 $(B)/dev/test/mpi_test_zero --quick"
-"mpi name=zero-bf16-3 np=3 $(B)/dev/test/mpi_test_zero --quick"
-"mpi name=zero-bf16-5 np=5 $(B)/dev/test/mpi_test_zero --quick"
+$(foreach n,1 2 3 5,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
 "mpi name=zero-fp32-2 np=2 $(F)/dev/test/mpi_test_zero"
 "mpi name=zero-clang-2 np=2 $(C)/dev/test/mpi_test_zero --quick"
 "run name=zero-modes dev/test/same_bits.sh $(B)/dev/test/mpi_test_zero"
@@ -202,14 +200,14 @@ $(foreach n,2 3 4,"mpi name=ranks-$(n) np=$(n) $(B)/dev/test/mpi_test_ranks $(SH
 endef
 
 define SUITES_LONG
-$(foreach s,2 3 4 5,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $(B)/kernel_tests")
 "gtest name=kernels-fp32-schedule HOSTCUDA_SCHEDULE=6 $(F)/kernel_tests"
 $(foreach t,$(notdir $(HOSTCUDA_TESTS)),"gtest name=hostcuda-$(t)-asan timeout=900 $(ASAN_RUN) build/host-asan/hostcuda/test/$(t)")
 $(foreach t,$(filter test_execution% test_runtime%,$(notdir $(HOSTCUDA_TESTS))),"gtest name=hostcuda-$(t)-tsan timeout=900 $(TSAN_RUN) build/host-tsan/hostcuda/test/$(t)")
 $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t)-asan $(ASAN_RUN) build/host-asan/dev/test/$(t)")
 "run name=nccl-asan $(ASAN_RUN) build/host-asan/hostcuda/test/mpi_test_nccl"
-$(foreach n,1 2 3 4 5 7,"mpi name=zero-full-bf16-$(n) np=$(n) timeout=900 $(B)/dev/test/mpi_test_zero")
-$(foreach n,1 3 5,"mpi name=zero-full-fp32-$(n) np=$(n) timeout=900 $(F)/dev/test/mpi_test_zero")
+$(foreach n,4 7,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
+$(foreach n,1 3 5,"mpi name=zero-fp32-$(n) np=$(n) $(F)/dev/test/mpi_test_zero")
+"mpi name=ranks-6 np=6 $(B)/dev/test/mpi_test_ranks $(SHARDS) build/test-logs"
 endef
 
 .PHONY: build-tests build-long-tests

@@ -332,15 +332,17 @@ static int run(int argc, char** argv, const Process& process) {
         if (process.rank == 0) printf("%s", options_help().c_str());
         return 0;
     }
-    std::string device_name;
+    Device device;
     std::unique_ptr<DataLoader> loader;
     std::vector<std::unique_ptr<HostBatch>> batches;
     run_on_all_ranks(process, [&] {
         plan.config = model_config_from_options(plan.options);
         plan.batch = plan_batch(options.total_batch, options.micro_batch, options.seq_len, process.ranks);
         plan.zero = zero_config(options, plan.batch.grad_accum);
-        device_name = select_device(process);
+        device = select_device(process);
     });
+    const std::vector<std::string> places = gather_texts(process, process.host + ", " + device.bus_id);
+    if (!kRanksMayShareDevice) run_on_all_ranks(process, [&] { check_places_differ(places); });
     run_on_all_ranks(process, [&] {
         std::vector<BatchBuffers> slots;
         for (int slot = 0; slot < 2; ++slot) {
@@ -388,6 +390,7 @@ static int run(int argc, char** argv, const Process& process) {
 
     // ---- the device ----
     const Communicator comm(process);
+    const double product_flops = measure_product_flops();
     std::unique_ptr<Trainer> trainer_owner;
     run_on_all_ranks(process, [&] {
         trainer_owner = std::make_unique<Trainer>(comm, plan.config, plan.zero, options.micro_batch, options.seq_len, static_cast<size_t>(options.device_memory));
@@ -396,13 +399,8 @@ static int run(int argc, char** argv, const Process& process) {
     trainer.choose_products(process);
     trainer.zero.init_params(options.seed, plan.config.num_layers);
     trainer.zero.start_optimizer();
-    const double product_flops = measure_product_flops(trainer.matmuls, trainer.stream);
-    int device = 0;
-    cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d %s", process.host.c_str(), process.pid, device_name.c_str(),
-                                                                        properties.multiProcessorCount, "multiprocessors (threads on a CPU)"));
+    const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d multiprocessors (threads on a CPU)", process.host.c_str(), process.pid,
+                                                                        device.name.c_str(), device.multiprocessors));
     for (const std::string& warning : loader->shards().warnings) printf("warning: %s\n", warning.c_str());
     printf("%s", start_report({options, plan.config, plan.batch, plan.steps, ranks, trainer.table, trainer.zero.layout(), *loader, plan.val_loader.get(),
                                trainer.memory.bytes_by_category(), product_flops, sizeof(floatX)}).c_str());
@@ -410,7 +408,7 @@ static int run(int argc, char** argv, const Process& process) {
 
     // ---- the loop: queue step s, then read what step s-1 gave ----
     const double step_flops = flops_per_token(plan.config, options.seq_len) * plan.batch.tokens_per_step;
-    const double peak_flops = datasheet_flops(device_name) * process.ranks;
+    const double peak_flops = datasheet_flops(device.name) * process.ranks;
     double data_ms[kStepSlots] = {}, epochs[kStepSlots] = {};
     long long fresh_start = 0;  // the first step after a pause: its time counts from its own beginning, not from the end of the step before
     const auto finish_step = [&](long long step) {

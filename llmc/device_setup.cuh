@@ -9,33 +9,43 @@
 #include "llmc/matmul.cuh"
 #include "llmc/process.h"
 
-// Gives each rank of a host a device of its own and returns its description. Throws Error when there is no device, when it is older than sm_80, or when
-// two ranks would share one GPU, which NCCL cannot do (collectives over MPI can: hostcuda, or a GPU build with NCCL=mpi).
-inline std::string select_device(const Process& process) {
+struct Device {
+    std::string name;
+    std::string bus_id;       // identifies a GPU on its host, also where CUDA_VISIBLE_DEVICES renumbers them
+    int multiprocessors = 0;  // threads on a CPU
+};
+
+// Whether several ranks may use one device: collectives over MPI can (hostcuda, or a GPU build with NCCL=mpi), NCCL's own cannot.
+#ifdef HOSTCUDA_NCCL
+constexpr bool kRanksMayShareDevice = true;
+#else
+constexpr bool kRanksMayShareDevice = false;
+#endif
+
+// Takes device (local rank modulo number of devices). Throws Error when there is none or when it is older than sm_80.
+inline Device select_device(const Process& process) {
     int devices = 0;
     const cudaError_t status = cudaGetDeviceCount(&devices);
     CHECK(status == cudaSuccess && devices > 0, "no CUDA device was found (%s): run on a machine with an NVIDIA GPU and its driver, or build for the CPU with make DEVICE=cpu",
           status == cudaSuccess ? "the driver reports none" : cudaGetErrorString(status));
-#ifdef HOSTCUDA_NCCL
-    const bool may_share = true;
-#else
-    const bool may_share = false;
-#endif
-    CHECK(may_share || process.local_rank < devices,
-          "rank %d is number %d of %d ranks on %s, which has %d GPU(s): NCCL needs a GPU for every rank; start at most %d ranks on this host (for a test of several ranks on one "
-          "GPU build with make NCCL=mpi)", process.rank, process.local_rank, process.local_ranks, process.host.c_str(), devices, devices);
     const int device = process.local_rank % devices;
     CUDA_CHECK(cudaSetDevice(device));
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
     CHECK(properties.major >= 8, "device %d is a %s (sm_%d%d): bf16 and asynchronous copies need sm_80 (A100, RTX 30xx) or newer", device, properties.name, properties.major,
           properties.minor);
-    return properties.name;
+    char bus_id[32] = "";
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device));
+    return {properties.name, bus_id, properties.multiProcessorCount};
 }
 
 // FLOP/s of square products in floatX on this device as it is now; grows the size until one takes 5 ms, so that it costs little anywhere.
-inline double measure_product_flops(MatmulContext& matmuls, cudaStream_t stream) {
+// Takes and returns its own memory, so call it before the model takes its.
+inline double measure_product_flops() {
+    MatmulContext matmuls;
+    cudaStream_t stream;
     cudaEvent_t start, stop;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
     double best = 0;
@@ -57,5 +67,6 @@ inline double measure_product_flops(MatmulContext& matmuls, cudaStream_t stream)
     }
     CUDA_CHECK(cudaEventDestroy(start));
     CUDA_CHECK(cudaEventDestroy(stop));
+    CUDA_CHECK(cudaStreamDestroy(stream));
     return best;
 }

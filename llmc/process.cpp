@@ -53,6 +53,16 @@ std::vector<std::string> gather_texts(const Process& process, const std::string&
     return texts;
 }
 
+void check_places_differ(const std::vector<std::string>& places) {
+    for (size_t rank = 0; rank < places.size(); ++rank) {
+        for (size_t earlier = 0; earlier < rank; ++earlier) {
+            CHECK(places[rank] != places[earlier],
+                  "ranks %zu and %zu would share one GPU (%s), which NCCL cannot do: start at most one rank a GPU (mpirun -np), or look at CUDA_VISIBLE_DEVICES; for a test of several "
+                  "ranks on one GPU build with make NCCL=mpi", earlier, rank, places[rank].c_str());
+        }
+    }
+}
+
 void broadcast_bytes(const Process&, std::vector<unsigned char>* bytes) {
     unsigned long long count = bytes->size();
     MPI_Bcast(&count, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);

@@ -36,6 +36,9 @@ void run_on_all_ranks(const Process& process, const std::function<void()>& body)
 // Collective: the same text from every rank, in rank order (short strings; for the start-up table).
 std::vector<std::string> gather_texts(const Process& process, const std::string& text);
 
+// Throws Error where two ranks sit on the same place (host and device, one text a rank), naming both and the fix.
+void check_places_differ(const std::vector<std::string>& places);
+
 // Collective: rank 0's bytes on every rank.
 void broadcast_bytes(const Process& process, std::vector<unsigned char>* bytes);
 
