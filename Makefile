@@ -187,7 +187,7 @@ $(foreach s,1 2 3 4 5,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $
 "run name=test_gpt-bf16 $(B)/test_gpt"
 "run name=test_gpt-fp32 $(F)/test_gpt"
 "run name=test_gpt-clang $(C)/test_gpt"
-$(foreach n,1 2 3 5,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
+$(foreach n,1 2 3 5 7,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
 "mpi name=zero-fp32-2 np=2 $(F)/dev/test/mpi_test_zero"
 "mpi name=zero-clang-2 np=2 $(C)/dev/test/mpi_test_zero --quick"
 "run name=zero-modes dev/test/same_bits.sh $(B)/dev/test/mpi_test_zero"
@@ -205,7 +205,7 @@ $(foreach t,$(notdir $(HOSTCUDA_TESTS)),"gtest name=hostcuda-$(t)-asan timeout=9
 $(foreach t,$(filter test_execution% test_runtime%,$(notdir $(HOSTCUDA_TESTS))),"gtest name=hostcuda-$(t)-tsan timeout=900 $(TSAN_RUN) build/host-tsan/hostcuda/test/$(t)")
 $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t)-asan $(ASAN_RUN) build/host-asan/dev/test/$(t)")
 "run name=nccl-asan $(ASAN_RUN) build/host-asan/hostcuda/test/mpi_test_nccl"
-$(foreach n,4 7,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
+$(foreach n,4 6,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
 $(foreach n,1 3 5,"mpi name=zero-fp32-$(n) np=$(n) $(F)/dev/test/mpi_test_zero")
 "mpi name=ranks-6 np=6 $(B)/dev/test/mpi_test_ranks $(SHARDS) build/test-logs"
 endef
