@@ -166,12 +166,15 @@ struct Trainer {
 
         // The loss is the mean over all valid targets of the global batch, so they are counted before the first gradient.
         count_valid_targets(&state->valid_tokens, targets, tokens_per_step(), stream);
-        zero.all_reduce_counts(&state->valid_tokens, 1);
-        set_inv_valid(state, stream);
+        zero.start_count_reduction(&state->valid_tokens, 1);
         for (int micro_step = 0; micro_step < micro_steps; ++micro_step) {
             const size_t first = static_cast<size_t>(micro_step) * B * T;
             zero.begin_micro_step(micro_step, state);
             model.forward(zero, inputs + first, B, T);
+            if (micro_step == 0) {
+                zero.finish_count_reduction();
+                set_inv_valid(state, stream);
+            }
             model.loss_and_logit_gradients(targets + first, &state->inv_valid_tokens, B, T);
             model.add_losses(&state->loss_sum, micro_step == 0, B, T);
             model.backward(zero, inputs + first, sorted_positions + first);

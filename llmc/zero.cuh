@@ -220,11 +220,16 @@ public:
         }
     }
 
-    // Sum over ranks of whole numbers, in place, ordered after and before work on the compute stream.
-    void all_reduce_counts(unsigned long long* counts, size_t count) {
+    // Starts the sum over ranks of whole numbers, in place, behind what the communication stream is doing (the parameters' gathers); the compute stream goes
+    // on with the forward pass and takes the result with finish_count_reduction().
+    void start_count_reduction(unsigned long long* counts, size_t count) {
         order(compute_, communicate_);
         comm_.all_reduce_counts(counts, count, communicate_);
-        order(communicate_, compute_);
+        counts_event_.record(communicate_);
+    }
+    void finish_count_reduction() {
+        const StallTimer::Section stall(stalls_);
+        counts_event_.wait(compute_);
     }
 
     // Gathers `count` doubles of every rank into out (N, count), ordered after and before work on the compute stream.
@@ -348,7 +353,7 @@ private:
 
     std::vector<OrderEvent> gather_events_;  // bucket's parameters are whole again
     std::vector<OrderEvent> buffer_events_;  // rotating buffer has been read
-    OrderEvent tied_buffer_event_, order_event_;
+    OrderEvent tied_buffer_event_, counts_event_, order_event_;
     std::vector<floatX*> bucket_buffer_;     // this micro-step's buffer of a bucket
     std::vector<int> units_left_;
     std::vector<bool> gather_pending_;       // the compute stream has not yet waited for the bucket's gather
