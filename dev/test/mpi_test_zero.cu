@@ -89,14 +89,20 @@ std::unique_ptr<Trainer> make_trainer(const Process& process, const Communicator
     return trainer;
 }
 
-// Sum over ranks and micro-steps of each one's own gradient, and of its magnitude, in double, by logical position.
-void oracle_gradients(const Process& process, const Case& c, std::vector<double>* sum, std::vector<double>* magnitude) {
+// What the first step must give, from every micro-batch alone.
+struct Oracle {
+    std::vector<double> sum, magnitude;  // over ranks and micro-steps, of gradients and of their magnitudes, by logical position
+    double loss = 0;                     // mean over the valid targets of all
+};
+
+Oracle make_oracle(const Process& process, const Case& c) {
     Process alone;
     const Communicator comm(alone);
     const auto trainer = make_trainer(alone, comm, c, 0, false, false, 1);
-    const size_t total = trainer->table.units.back().logical_begin + trainer->table.units.back().count;
-    sum->assign(total, 0);
-    magnitude->assign(total, 0);
+    const size_t total = logical_count(trainer->table);
+    Oracle oracle;
+    oracle.sum.assign(total, 0);
+    oracle.magnitude.assign(total, 0);
     HostBatch batch(static_cast<size_t>(c.micro_steps) * kB * kT);
     unsigned long long valid = 0;
     for (int m = 0; m < c.micro_steps; ++m) fill_micro_batch(batch.buffers(), static_cast<size_t>(m) * kB * kT, c, trainer->config, 0, process, m);
@@ -108,20 +114,25 @@ void oracle_gradients(const Process& process, const Case& c, std::vector<double>
         part.inputs += static_cast<size_t>(m) * kB * kT;
         part.targets += static_cast<size_t>(m) * kB * kT;
         part.sorted_positions += static_cast<size_t>(m) * kB * kT;
-        add_micro_batch_gradients(*trainer, part, sum, magnitude);
+        oracle.loss += add_micro_batch_gradients(*trainer, part, &oracle.sum, &oracle.magnitude);
     }
-    MPI_Allreduce(MPI_IN_PLACE, sum->data(), static_cast<int>(total), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-    MPI_Allreduce(MPI_IN_PLACE, magnitude->data(), static_cast<int>(total), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, oracle.sum.data(), static_cast<int>(total), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, oracle.magnitude.data(), static_cast<int>(total), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, &oracle.loss, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    oracle.loss /= static_cast<double>(valid);
+    return oracle;
 }
 
-void check_first_step(Check& check, const Process& process, const Communicator& comm, const Case& c, int stage, bool overlap, bool sync_every, const std::vector<double>& sum,
-                      const std::vector<double>& magnitude) {
+void check_first_step(Check& check, const Process& process, const Communicator& comm, const Case& c, int stage, bool overlap, bool sync_every, const Oracle& oracle) {
     const auto trainer = make_trainer(process, comm, c, stage, overlap, sync_every, c.micro_steps);
     HostBatch batch(trainer->tokens_per_step());
     for (int m = 0; m < c.micro_steps; ++m) fill_micro_batch(batch.buffers(), static_cast<size_t>(m) * kB * kT, c, trainer->config, 0, process, m);
     trainer->queue_step({0, 1e-2, 0.5, 77, 0}, batch.buffers());
-    check_gradients(check, *trainer, trainer->read_state().grad_norm, sum, magnitude,
-                    format("%s, stage %d%s%s", text(c).c_str(), stage, overlap ? "" : ", no overlap", sync_every ? ", sync every micro-step" : ""));
+    const StepState state = trainer->read_state();
+    const std::string what = format("%s, stage %d%s%s", text(c).c_str(), stage, overlap ? "" : ", no overlap", sync_every ? ", sync every micro-step" : "");
+    check_gradients(check, *trainer, state.grad_norm, oracle.sum, oracle.magnitude, what);
+    // The same fp32 losses summed in double in another order, then one rounding to float.
+    check.expect(std::fabs(state.loss - oracle.loss) <= 0x1p-23 * oracle.loss, format("%s: loss %.8g, mean over all micro-batches %.8g", what.c_str(), state.loss, oracle.loss));
 }
 
 Outcome run_steps(Check& check, const Process& process, const Communicator& comm, const Case& c, int stage, bool overlap, bool sync_every) {
@@ -156,10 +167,9 @@ Outcome run_steps(Check& check, const Process& process, const Communicator& comm
 }
 
 void run_case(Check& check, const Process& process, const Communicator& comm, const Case& c) {
-    std::vector<double> sum, magnitude;
-    oracle_gradients(process, c, &sum, &magnitude);
+    const Oracle oracle = make_oracle(process, c);
     const auto outcome = [&](int stage, bool overlap, bool sync_every = false) {
-        check_first_step(check, process, comm, c, stage, overlap, sync_every, sum, magnitude);
+        check_first_step(check, process, comm, c, stage, overlap, sync_every, oracle);
         return run_steps(check, process, comm, c, stage, overlap, sync_every);
     };
     const Outcome stage0 = outcome(0, true), stage1 = outcome(1, true), stage2 = outcome(2, true);

@@ -52,12 +52,14 @@ inline void set_valid_tokens(Trainer& trainer, unsigned long long valid) {
     CUDA_CHECK(cudaMemcpyAsync(&trainer.state->inv_valid_tokens, &inv_valid, sizeof(float), cudaMemcpyHostToDevice, trainer.stream));
 }
 
-// One micro-batch on a one-rank trainer of one micro-step: adds its gradients and their magnitudes, in double, by logical position.
-inline void add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude) {
+// One micro-batch on a one-rank trainer of one micro-step: adds its gradients and their magnitudes, in double, by logical position. Returns its sum of losses.
+inline double add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude) {
     trainer.copy_ids(batch, static_cast<size_t>(trainer.B) * trainer.T);
     trainer.zero.begin_micro_step(0, trainer.state);
     trainer.model.forward(trainer.zero, trainer.inputs, trainer.B, trainer.T);
     trainer.model.loss_and_logit_gradients(trainer.targets, &trainer.state->inv_valid_tokens, trainer.B, trainer.T);
+    double loss_sum = 0;
+    for (const float loss : read_floats(trainer.model.losses(), static_cast<size_t>(trainer.B) * trainer.T, trainer.stream)) loss_sum += loss;
     trainer.model.backward(trainer.zero, trainer.inputs, trainer.sorted_positions);
     for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
         const Bucket& bucket = trainer.zero.layout().buckets[b];
@@ -67,6 +69,7 @@ inline void add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& batc
             (*magnitude)[bucket.logical_begin + i] += std::fabs(own[i]);
         }
     }
+    return loss_sum;
 }
 
 // This rank's reduced gradients and the logged norm against the sum of every micro-batch's own gradients.
