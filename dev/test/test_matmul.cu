@@ -262,7 +262,7 @@ TEST(MatmulChoices, BrokenOnesAreRefused) {
     expect_message(import(changed(24)), "another version of this program");
     expect_message(import(changed(32)), "0 entries");  // one follows
     std::vector<unsigned char> huge = good;
-    huge.back() = 0x7f;  // bytes of workspace
+    huge.at(huge.size() - 1) = 0x7f;  // bytes of workspace
     expect_message(import(huge), "workspace");
     EXPECT_EQ(target.num_choices(), 0u) << "a refused import must leave nothing behind";
 
