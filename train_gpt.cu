@@ -115,7 +115,7 @@ struct Trainer {
 
     Trainer(const Communicator& comm, const ModelConfig& config, const ZeroConfig& zero_config, int B, int T, size_t device_memory_bytes)
         : comm(comm), config(config), table(make_param_table(config)), B(B), T(T), micro_steps(zero_config.micro_steps), stream(make_stream()), memory(device_memory_bytes),
-          matmuls(memory.allocate<unsigned char>("other", "workspace of products", kMatmulWorkspaceBytes)), zero(table, comm, zero_config, memory, stream), model(config, table, B, T, memory, matmuls, stream) {
+          matmuls(memory.allocate<unsigned char>("other", "the workspace of products", kMatmulWorkspaceBytes)), zero(table, comm, zero_config, memory, stream), model(config, table, B, T, memory, matmuls, stream) {
         state = memory.allocate<StepState>("other", "step state", 1);
         CUDA_CHECK(cudaMemsetAsync(state, 0, sizeof(StepState), stream));
         const size_t count = tokens_per_step();
@@ -393,9 +393,10 @@ static int run(int argc, char** argv, const Process& process) {
 
     // ---- the device ----
     const Communicator comm(process);
-    const double product_flops = measure_product_flops();
+    double product_flops = 0;
     std::unique_ptr<Trainer> trainer_owner;
     run_on_all_ranks(process, [&] {
+        product_flops = measure_product_flops();
         trainer_owner = std::make_unique<Trainer>(comm, plan.config, plan.zero, options.micro_batch, options.seq_len, static_cast<size_t>(options.device_memory));
     });
     Trainer& trainer = *trainer_owner;
@@ -413,9 +414,11 @@ static int run(int argc, char** argv, const Process& process) {
     const double step_flops = flops_per_token(plan.config, options.seq_len) * plan.batch.tokens_per_step;
     const double peak_flops = datasheet_flops(device.name) * process.ranks;
     double data_ms[kStepSlots] = {}, epochs[kStepSlots] = {};
+    long long finished = 0;     // steps whose results were read
     long long fresh_start = 0;  // the first step after a pause: its time counts from its own beginning, not from the end of the step before
     const auto finish_step = [&](long long step) {
         const int slot = step % kStepSlots;
+        finished = step + 1;
         wait_for_event(trainer.step_done[slot], comm, options.comm_timeout, format("step %lld", step + 1).c_str());
         const StepState& state = trainer.read_back[slot];
         float step_ms = 0;
@@ -443,6 +446,7 @@ static int run(int argc, char** argv, const Process& process) {
             if (metrics) metrics->write(JsonLine("event").add("step", step).add("event", "skip").add("skipped_in_row", state.skipped_in_row));
         }
         if (state.skipped_in_row > static_cast<unsigned long long>(options.max_skipped)) {
+            if (metrics) metrics->write(JsonLine("event").add("step", step).add("event", "error").add("reason", "max-skipped"));
             throw AgreedError(format("%llu steps in a row had a gradient norm that is not finite (--max-skipped %d): try a lower --lr, a longer --warmup, a smaller --clip, or look at "
                                      "the data with --show-batch %lld", state.skipped_in_row, options.max_skipped, step), 1);
         }
@@ -470,7 +474,7 @@ static int run(int argc, char** argv, const Process& process) {
         data_ms[slot] = batch.wait_ms;
         epochs[slot] = batch.epoch;
         trainer.queue_step({step, plan.schedule.at(step), options.clip, options.seed, slot}, batch.buffers);
-        if (step > 0) finish_step(step - 1);
+        if (finished < step) finish_step(step - 1);
         wait_for_event(trainer.ids_copied, comm, options.comm_timeout, "a batch");  // before the loader reuses its buffers
         const bool eval_due = is_due(step, options.val_every, true), sample_due = is_due(step, options.sample_every, options.sample_every > 0);
         if (!eval_due && !sample_due) continue;

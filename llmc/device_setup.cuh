@@ -42,7 +42,8 @@ inline Device select_device(const Process& process) {
 // FLOP/s of square products in floatX on this device as it is now; grows the size until one takes 5 ms, so that it costs little anywhere.
 // Takes and returns its own memory, so call it before the model takes its.
 inline double measure_product_flops() {
-    MatmulContext matmuls;
+    DeviceMemory workspace;
+    MatmulContext matmuls(workspace.allocate<unsigned char>("other", "the workspace of products", kMatmulWorkspaceBytes));
     cudaStream_t stream;
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

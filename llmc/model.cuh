@@ -101,7 +101,7 @@ public:
         d_attention_ = activation("d attention", N * NH * HD);
         d_qkv_ = activation("d qkv", N * QKV);
         d_qk_ = config.qk_norm ? activation("d normalised q and k", N * QK) : nullptr;
-        size_t scratch = std::max(rmsnorm_backward_scratch_count(N, C), attention_backward_scratch_count(attention_args(layers_[0], B, T)));
+        size_t scratch = std::max(rmsnorm_backward_scratch_count(N, C), attention_backward_scratch_count(attention_args(B, T)));
         if (config.qkv_bias) scratch = std::max(scratch, bias_backward_scratch_count(N, QKV));
         if (config.qk_norm) scratch = std::max(scratch, qk_norm_backward_scratch_count(N, HD));
         scratch_ = statistic("scratch", scratch);
@@ -161,7 +161,7 @@ public:
                                 config_.norm_eps, stream_);
             }
             rope_forward(rotated(a), rope_table_, nullptr, B, T, config_.num_heads + config_.num_kv_heads, config_.head_dim, rotated_row(), stream_);
-            const AttentionArgs args = attention_args(a, B, T);
+            const AttentionArgs args = attention_args(B, T);
             attention_forward(a.attention, a.lse, q_of(a), k_of(a), v_of(a), args, stream_);
             matmul_forward(matmuls_, branch_, a.attention, w + offsets_.attention_out, nullptr, N, attention_width, C, stream_);
             fused_residual_rmsnorm_forward(a.residual_mid, a.norm2, a.rstd2, a.residual_in, branch_, w + offsets_.ffn_norm, N, C, config_.norm_eps, stream_);
@@ -223,7 +223,7 @@ public:
             matmul_backward_input(matmuls_, d_attention_, d_residual_, w + offsets_.attention_out, N, NH * HD, C, stream_);
             floatX* dq = config_.qk_norm ? d_qk_ : d_qkv_;
             floatX* dv = d_qkv_ + (NH + NKV) * HD;
-            attention_backward(dq, dq + NH * HD, dv, scratch_, d_attention_, q_of(a), k_of(a), v_of(a), a.attention, a.lse, attention_args(a, B, T), stream_);
+            attention_backward(dq, dq + NH * HD, dv, scratch_, d_attention_, q_of(a), k_of(a), v_of(a), a.attention, a.lse, attention_args(B, T), stream_);
             rope_backward(dq, rope_table_, nullptr, B, T, NH + NKV, HD, rotated_row(), stream_);
             if (config_.qk_norm) {
                 qk_norm_backward(d_qkv_, g + offsets_.q_norm, g + offsets_.k_norm, scratch_, d_qk_, a.qkv, w + offsets_.q_norm, w + offsets_.k_norm, a.qk_rstd, N, NH,
@@ -261,7 +261,7 @@ private:
     const floatX* k_of(const LayerActivations& a) const { return rotated(a) + config_.num_heads * config_.head_dim; }
     const floatX* v_of(const LayerActivations& a) const { return a.qkv + (config_.num_heads + config_.num_kv_heads) * config_.head_dim; }
 
-    AttentionArgs attention_args(const LayerActivations&, int B, int T) const {
+    AttentionArgs attention_args(int B, int T) const {
         const size_t v_row = static_cast<size_t>(config_.num_heads + 2 * config_.num_kv_heads) * config_.head_dim;
         AttentionArgs args = {};
         args.B = B;
@@ -300,5 +300,5 @@ private:
     floatX* d_qkv_;                         // (N, QKV)
     floatX* d_qk_;                          // (N, (NH + NKV) * HD)  QK-norm only
     float* scratch_;                        // partial sums of whoever runs
-    float* rope_table_;                     // (T, HD / 2, 2) cosine, sine
+    float* rope_table_;                     // (T, 2, HD / 2) cosines, sines
 };

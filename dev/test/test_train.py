@@ -152,6 +152,16 @@ def test_metrics_count_tokens_of_all_ranks(train):
     assert (run.out / "log.rank1").read_text().count("step ") >= 6
 
 
+def test_every_step_is_reported_once_also_around_evaluations(train):
+    run = train(2, "--val-every", "2", "--sample-every", "3", "--sample-tokens", "2")
+    assert [record["step"] for record in run.records("train")] == list(range(6))
+    assert [record["step"] for record in run.records("val")] == [1, 3, 5]
+    assert len(re.findall(r"^step \d+/6 \| loss", run.output, re.MULTILINE)) == 6
+    assert len(re.findall(r"^step [36]/6 \| sample", run.output, re.MULTILINE)) == 2
+    # Evaluating and sampling leave training alone.
+    assert run.bits()[0] == train(2).bits()[0] and run.bits()[2] == train(2).bits()[2]
+
+
 def test_clipping_changes_the_update_and_not_the_logged_norm(train):
     clipped, free = train(1, "--clip", "0.001"), train(1, "--clip", "0")
     assert clipped.records("train")[0]["grad_norm"] == free.records("train")[0]["grad_norm"] > 0.001
@@ -177,6 +187,7 @@ def test_non_finite_gradients_are_skipped_and_end_the_run(train):
     assert "not finite" in run.output and "--max-skipped 3" in run.output and "--lr" in run.output
     skips = [record for record in run.records("event") if record["event"] == "skip"]
     assert [record["skipped_in_row"] for record in skips][-1] == 4
+    assert run.records("event")[-1]["event"] == "error"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
