@@ -23,7 +23,6 @@
 #include <type_traits>
 #include <unordered_map>
 
-#include <omp.h>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "hostcuda/internal.h"
@@ -36,6 +35,10 @@ extern "C" void __tsan_write_range(void* address, unsigned long size);
 #endif
 
 struct cublasLtContext { uint64_t magic; };
+
+// OpenMP's own declarations, without omp.h: clang has that header only with a package of its own, and nothing else of OpenMP is used here.
+extern "C" int omp_get_max_threads();
+extern "C" void omp_set_num_threads(int);
 
 namespace {
 
