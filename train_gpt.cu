@@ -187,12 +187,10 @@ struct Trainer {
 
     // The state as it is after all that is queued; waits.
     StepState read_state() {
-        StepState result;
         zero.synchronize();
         CUDA_CHECK(cudaMemcpyAsync(&read_back[0], state, sizeof(StepState), cudaMemcpyDeviceToHost, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
-        result = read_back[0];
-        return result;
+        return read_back[0];
     }
 
     // Collective: rank 0 chooses an algorithm for every product of the model, everybody takes its choices: the same sums on all ranks.
@@ -292,7 +290,6 @@ struct RunPlan {
     LrSchedule schedule;
     ZeroConfig zero;
     std::unique_ptr<ValLoader> val_loader;
-    std::string decode_path;  // "" if there is no decode table beside the shards
 };
 
 static std::string folder_of(const std::string& path) {
@@ -357,8 +354,6 @@ static int run(int argc, char** argv, const Process& process) {
         if (!options.val_data.empty()) plan.val_loader = std::make_unique<ValLoader>(options.val_data, loader_settings(plan, process), val_windows);
         plan.steps = total_steps(options, loader->windows(), loader->windows_per_step());
         plan.schedule = make_lr_schedule(options, plan.steps);
-        const std::string decode_path = folder_of(loader->shards().shards[0].path()) + "/decode.bin";
-        if (access(decode_path.c_str(), R_OK) == 0) plan.decode_path = decode_path;
     });
     const std::vector<std::string> fingerprints = gather_texts(process, data_fingerprint(loader->shards()));
     run_on_all_ranks(process, [&] {
@@ -377,7 +372,8 @@ static int run(int argc, char** argv, const Process& process) {
     std::unique_ptr<RunFolder> folder;
     std::unique_ptr<MetricsWriter> metrics;
     run_on_all_ranks(process, [&] {
-        if (!plan.decode_path.empty()) decode = std::make_unique<DecodeTable>(plan.decode_path);
+        const std::string decode_path = folder_of(loader->shards().shards[0].path()) + "/decode.bin";
+        if (access(decode_path.c_str(), R_OK) == 0) decode = std::make_unique<DecodeTable>(decode_path);
         for (const int id : decode ? decode->encode(options.prompt) : std::vector<int>()) {  // a prompt that does not fit is refused now
             CHECK(id < plan.config.vocab_size, "--prompt has token id %d, outside the model's vocabulary of %d; use another prompt", id, plan.config.vocab_size);
         }

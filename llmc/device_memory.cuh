@@ -40,12 +40,6 @@ public:
         return static_cast<T*>(address);
     }
 
-    struct Allocation {
-        std::string category, name;
-        size_t bytes;
-        void* address;
-    };
-    const std::vector<Allocation>& allocations() const { return allocations_; }
     size_t total_bytes() const { return total_bytes_; }
 
     // Category and bytes, in the order the categories were first used.
@@ -61,6 +55,12 @@ public:
     }
 
 private:
+    struct Allocation {
+        std::string category, name;
+        size_t bytes;
+        void* address;
+    };
+
     size_t limit_bytes_;
     size_t total_bytes_ = 0;
     std::vector<Allocation> allocations_;

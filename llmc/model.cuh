@@ -131,8 +131,6 @@ public:
         matmuls_.plan_only = false;
     }
 
-    int micro_batch() const { return B_; }
-    int seq_len() const { return T_; }
     floatX* logits() const { return logits_; }  // (N, Vp), valid after forward() until backward starts
     float* losses() const { return losses_; }   // (N)
 
@@ -262,20 +260,9 @@ private:
     const floatX* v_of(const LayerActivations& a) const { return a.qkv + (config_.num_heads + config_.num_kv_heads) * config_.head_dim; }
 
     AttentionArgs attention_args(int B, int T) const {
-        const size_t v_row = static_cast<size_t>(config_.num_heads + 2 * config_.num_kv_heads) * config_.head_dim;
-        AttentionArgs args = {};
-        args.B = B;
-        args.Tq = args.Tkv = T;
-        args.NH = config_.num_heads;
-        args.NKV = config_.num_kv_heads;
-        args.HD = config_.head_dim;
-        args.q_row = args.k_row = rotated_row();
-        args.v_row = v_row;
-        args.o_row = static_cast<size_t>(config_.num_heads) * config_.head_dim;
+        AttentionArgs args = packed_attention_args(B, T, config_.num_heads, config_.num_kv_heads, config_.head_dim);
+        args.q_row = args.k_row = rotated_row();  // the packed row, unless a QK-norm gave q and k a buffer of their own
         args.q_batch = args.k_batch = rotated_row() * T;
-        args.v_batch = v_row * T;
-        args.o_batch = args.o_row * T;
-        args.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
         return args;
     }
 

@@ -47,7 +47,6 @@ public:
     ~OrderEvent() { cudaEventDestroy(event_); }
     void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
     void wait(cudaStream_t stream) { CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }  // no-op if never recorded
-    cudaEvent_t get() const { return event_; }
 
 private:
     cudaEvent_t event_ = nullptr;
@@ -114,7 +113,6 @@ public:
 
     const FlatLayout& layout() const { return layout_; }
     const ZeroConfig& config() const { return config_; }
-    cudaStream_t communication_stream() const { return communicate_; }
     // Where the compute stream waits for communication; begin_step() and total_ms() are the trainer's.
     StallTimer& stalls() { return stalls_; }
 
