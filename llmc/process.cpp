@@ -35,7 +35,11 @@ Process start_processes(int* argc, char*** argv) {
     return process;
 }
 
-void finish_processes() { MPI_Finalize(); }
+void finish_processes() {
+    // mpirun may stop forwarding a rank's output once that rank has finalised.
+    fflush(stdout);
+    MPI_Finalize();
+}
 
 std::vector<std::string> gather_texts(const Process& process, const std::string& text) {
     int length = static_cast<int>(text.size());
