@@ -333,8 +333,8 @@ static int run(int argc, char** argv, const Process& process) {
         return 0;
     }
     Device device;
-    std::unique_ptr<DataLoader> loader;
     std::vector<std::unique_ptr<HostBatch>> batches;
+    std::unique_ptr<DataLoader> loader;  // after the batches, so that its thread is gone before the memory it fills
     run_on_all_ranks(process, [&] {
         plan.config = model_config_from_options(plan.options);
         plan.batch = plan_batch(options.total_batch, options.micro_batch, options.seq_len, process.ranks);
