@@ -2,12 +2,14 @@
 #
 #   make train_gpt            the trainer, and the default data set where it is missing
 #   make test_gpt             the numerical check against the reference dumps
+#   make bench                every kernel's benchmark in one program (dev/cuda)
 #   make test                 the covering test suite;  make test-long: the full matrices
 #   make clean
 #
 # Knobs: DEVICE=cpu|cuda  PRECISION=BF16|FP32  CXX=g++|clang++  ASAN=1  TSAN=1  DEBUG=1  MARCH=native
-#        GPU_ARCHS="80 90a"  NCCL=mpi (GPU build whose collectives go over MPI: several ranks on one GPU, for testing)
-# Everything is made under build/<variant>/; ./train_gpt and ./test_gpt are links to the variant built last.
+#        GPU_ARCHS="80 89 90a" GPU_PTX=90 (native where a GPU is)  NCCL=mpi (GPU build whose collectives go over MPI: several ranks
+#        on one GPU, for testing)
+# Everything is made under build/<variant>/; ./train_gpt, ./test_gpt and ./bench are links to the variant built last.
 
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc)
@@ -47,8 +49,9 @@ endif
 
 COMPILER_TAG := $(if $(findstring clang,$(CXX)),-clang)
 SANITIZER    := $(if $(ASAN),-asan)$(if $(TSAN),-tsan)$(if $(DEBUG),-debug)
-HOST         := build/host$(COMPILER_TAG)$(SANITIZER)
-VARIANT      := build/$(DEVICE)-$(PRECISION)$(COMPILER_TAG)$(SANITIZER)
+MARCH_TAG    := $(if $(filter-out native,$(MARCH)),-$(MARCH))
+HOST         := build/host$(COMPILER_TAG)$(MARCH_TAG)$(SANITIZER)
+VARIANT      := build/$(DEVICE)-$(PRECISION)$(if $(filter cuda-mpi,$(DEVICE)-$(NCCL)),-mpi)$(COMPILER_TAG)$(MARCH_TAG)$(SANITIZER)
 
 MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null)
 MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null)
@@ -85,9 +88,12 @@ else
     $(error DEVICE=cuda needs nvcc on the path)
   endif
   CUDA_HOME   := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-  GPU_ARCHS   ?= $(if $(GPU),native,80 90a)
-  GENCODE     := $(if $(filter native,$(GPU_ARCHS)),-arch=native,$(foreach a,$(GPU_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)))
-  NVCCFLAGS   := -std=c++20 -O3 --threads 2 -lineinfo $(GENCODE) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -MMD -MP -I. $(if $(filter mpi,$(NCCL)),-Ihostcuda/nccl_mpi/include) $(MPI_CFLAGS) -DOMPI_SKIP_MPICXX
+  # Machine code for A100, RTX 40 / L40 and H100 / H200; newer cards compile the PTX at the first start. sm_90a's own PTX would run nowhere else.
+  GPU_ARCHS   ?= $(if $(GPU),native,80 89 90a)
+  GPU_PTX     ?= $(if $(GPU),,90)
+  GENCODE     := $(if $(filter native,$(GPU_ARCHS)),-arch=native,$(foreach a,$(GPU_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(foreach a,$(GPU_PTX),-gencode arch=compute_$(a),code=compute_$(a)))
+  NCCL_MPI    := $(if $(filter mpi,$(NCCL)),-Ihostcuda/nccl_mpi/include)
+  NVCCFLAGS   := -std=c++20 -O3 --threads 2 -lineinfo $(GENCODE) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -MMD -MP -I. $(NCCL_MPI) $(MPI_CFLAGS) -DOMPI_SKIP_MPICXX
   CU_COMPILE   = $(NVCC) $(NVCCFLAGS) $(PRECISION_FLAG) -x cu -c
   DEVICE_LIB  := $(if $(filter mpi,$(NCCL)),$(VARIANT)/libnccl_mpi.a)
   DEVICE_LIBS := -L$(CUDA_HOME)/lib64 -lcudart -lcublasLt $(if $(filter mpi,$(NCCL)),,-lnccl) $(MPI_LIBS) -lpthread -ldl
@@ -96,8 +102,8 @@ LINK = $(CXX) $(SANITIZE) -rdynamic -o $@
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The programs
-.PHONY: train_gpt test_gpt programs test test-long clean banner data
-train_gpt test_gpt: %: $(VARIANT)/% | banner
+.PHONY: train_gpt test_gpt bench programs test test-long clean banner data
+train_gpt test_gpt bench: %: $(VARIANT)/% | banner
 	@ln -sfn $< $@
 train_gpt: | data
 
@@ -117,11 +123,28 @@ $(HOST)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_COMMON) $(if $(filter hostcuda/%,$<),-Ihostcuda/include) -c $< -o $@
 
+# NCCL=mpi: hostcuda's collectives over MPI, compiled against the real CUDA runtime.
+$(VARIANT)/nccl_mpi.o: hostcuda/nccl_mpi/nccl_mpi.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS_COMMON) $(NCCL_MPI) -I$(CUDA_HOME)/include -c $< -o $@
+$(VARIANT)/libnccl_mpi.a: $(VARIANT)/nccl_mpi.o
+	@rm -f $@
+	ar rcs $@ $^
+
 $(HOST)/libhostcuda.a: $(HOSTCUDA_OBJECTS)
 $(HOST)/libllmc.a: $(LLMC_OBJECTS)
 $(HOST)/lib%.a:
 	@rm -f $@
 	ar rcs $@ $^
+
+# The benchmarks: dev/cuda/NAME.cu measures llmc/NAME.cuh. bench is all of them in one unit; each can also be built alone ($(VARIANT)/dev/cuda/NAME).
+BENCHES := $(patsubst %.cu,$(VARIANT)/%,$(wildcard dev/cuda/*.cu))
+$(VARIANT)/bench.cu: $(wildcard dev/cuda/*.cu)
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $^ > $@
+$(VARIANT)/bench.o: $(VARIANT)/bench.cu
+	$(CU_COMPILE) $< -o $@
+$(BENCHES) $(VARIANT)/bench: EXTRA_LIBS = -lbenchmark
 
 # The default data set: the sources of this machine's own Python standard library (no network, no package).
 data: data/python-stdlib/train_000.bin
@@ -227,7 +250,7 @@ test-long: build-long-tests
 	@$(PYTHON) dev/test/run_tests.py $(strip $(SUITES_TEST)) $(strip $(SUITES_LONG))
 
 clean:
-	rm -rf build train_gpt test_gpt
+	rm -rf build train_gpt test_gpt bench
 
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
