@@ -60,8 +60,10 @@
 #include "llmc/init.cuh"
 // ParamTable, FlatLayout: every parameter, its unit, its bucket
 #include "llmc/param_table.h"
-// ZeroEngine: who holds which slice, what crosses the wire when (llmc/stall_timer.cuh measures the waiting)
+// ZeroEngine: who holds which slice, what crosses the wire when
 #include "llmc/zero.cuh"
+// SpanTimer, PhaseTimers: how long the compute stream spends in each phase of a step, or waits
+#include "llmc/span_timer.cuh"
 // Model: activations, forward, backward
 #include "llmc/model.cuh"
 // load_parameters, read_floats, hash_parameters: between host tensors and the flat buffer
@@ -111,11 +113,13 @@ struct Trainer {
     int *inputs, *targets, *sorted_positions;          // (micro_steps, B, T) each
     double* eval_sums;                                 // (N + 1, 2): loss sum and valid tokens of each rank, then this rank's own
     PinnedArray<StepState> host_states{kStepSlots}, read_back{kStepSlots};
+    PhaseTimers phases;
     cudaEvent_t step_begun[kStepSlots], step_done[kStepSlots], ids_copied;
 
     Trainer(const Communicator& comm, const ModelConfig& config, const ZeroConfig& zero_config, int B, int T, size_t device_memory_bytes)
         : comm(comm), config(config), table(make_param_table(config)), B(B), T(T), micro_steps(zero_config.micro_steps), stream(make_stream()), memory(device_memory_bytes),
-          matmuls(memory.allocate<unsigned char>("other", "the workspace of products", kMatmulWorkspaceBytes)), zero(table, comm, zero_config, memory, stream), model(config, table, B, T, memory, matmuls, stream) {
+          matmuls(memory.allocate<unsigned char>("other", "the workspace of products", kMatmulWorkspaceBytes)), zero(table, comm, zero_config, memory, stream), model(config, table, B, T, memory, matmuls, stream),
+          phases(stream) {
         state = memory.allocate<StepState>("other", "step state", 1);
         CUDA_CHECK(cudaMemsetAsync(state, 0, sizeof(StepState), stream));
         const size_t count = tokens_per_step();
@@ -163,6 +167,7 @@ struct Trainer {
         CUDA_CHECK(cudaMemcpyAsync(state, &host, offsetof(StepState, valid_tokens), cudaMemcpyHostToDevice, stream));
         copy_ids(batch, tokens_per_step());
         zero.stalls().begin_step(step.slot);
+        phases.begin_step(step.slot);
 
         // The loss is the mean over all valid targets of the global batch, so they are counted before the first gradient.
         count_valid_targets(&state->valid_tokens, targets, tokens_per_step(), stream);
@@ -170,16 +175,18 @@ struct Trainer {
         for (int micro_step = 0; micro_step < micro_steps; ++micro_step) {
             const size_t first = static_cast<size_t>(micro_step) * B * T;
             zero.begin_micro_step(micro_step, state);
-            model.forward(zero, inputs + first, B, T);
-            if (micro_step == 0) {
-                zero.finish_count_reduction();
-                set_inv_valid(state, stream);
-            }
-            model.loss_and_logit_gradients(targets + first, &state->inv_valid_tokens, B, T);
-            model.add_losses(&state->loss_sum, micro_step == 0, B, T);
-            model.backward(zero, inputs + first, sorted_positions + first);
+            phases.forward.time([&] { model.forward(zero, inputs + first, B, T); });
+            phases.loss.time([&] {
+                if (micro_step == 0) {
+                    zero.finish_count_reduction();
+                    set_inv_valid(state, stream);
+                }
+                model.loss_and_logit_gradients(targets + first, &state->inv_valid_tokens, B, T);
+                model.add_losses(&state->loss_sum, micro_step == 0, B, T);
+            });
+            phases.backward.time([&] { model.backward(zero, inputs + first, sorted_positions + first); });
         }
-        zero.update(state);
+        phases.update.time([&] { zero.update(state); });
 
         CUDA_CHECK(cudaMemcpyAsync(&read_back[step.slot], state, sizeof(StepState), cudaMemcpyDeviceToHost, stream));
         CUDA_CHECK(cudaEventRecord(step_done[step.slot], stream));
@@ -435,6 +442,10 @@ static int run(int argc, char** argv, const Process& process) {
         m.mem_bytes = trainer.memory.total_bytes();
         m.data_ms = data_ms[slot];
         m.exposed_comm_ms = trainer.zero.stalls().total_ms(slot);
+        m.forward_ms = trainer.phases.forward.total_ms(slot);
+        m.loss_ms = trainer.phases.loss.total_ms(slot);
+        m.backward_ms = trainer.phases.backward.total_ms(slot);
+        m.update_ms = trainer.phases.update.total_ms(slot);
         printf("%s\n", step_line(m, plan.steps).c_str());
         if (metrics) metrics->train(m);
         if (state.skip) {
@@ -482,8 +493,11 @@ static int run(int argc, char** argv, const Process& process) {
     }
     if (process.rank == 0) {
         const std::string hash = hash_parameters(trainer.zero, trainer.table, trainer.stream);
+        size_t free_bytes = 0, device_bytes = 0;
+        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));
         printf("done: %lld steps, weights %s, metrics in %s\n", plan.steps, hash.c_str(), metrics->path().c_str());
-        metrics->write(JsonLine("event").add("step", plan.steps - 1).add("event", "done").add("weights", hash));
+        metrics->write(JsonLine("event").add("step", plan.steps - 1).add("event", "done").add("weights", hash)
+                           .add("device_used_bytes", device_bytes - free_bytes));  // by everybody: contexts, libraries and other processes too
     }
     trainer.zero.synchronize();
     return 0;

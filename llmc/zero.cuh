@@ -26,7 +26,7 @@
 #include "llmc/init.cuh"
 #include "llmc/param_table.h"
 #include "llmc/reduce.cuh"
-#include "llmc/stall_timer.cuh"
+#include "llmc/span_timer.cuh"
 #include "llmc/step_state.cuh"
 
 struct ZeroConfig {
@@ -114,14 +114,14 @@ public:
     const FlatLayout& layout() const { return layout_; }
     const ZeroConfig& config() const { return config_; }
     // Where the compute stream waits for communication; begin_step() and total_ms() are the trainer's.
-    StallTimer& stalls() { return stalls_; }
+    SpanTimer& stalls() { return stalls_; }
 
     // ---- parameters -----------------------------------------------------------------------------------------------------------
     // First element of the unit's parameters, usable by work queued on the compute stream from now on.
     const floatX* acquire_params(int unit) {
         const int b = layout_.bucket_of_unit[unit];
         if (gather_pending_[b]) {
-            const StallTimer::Section stall(stalls_);
+            const SpanTimer::Section stall(stalls_);
             gather_events_[b].wait(compute_);
             gather_pending_[b] = false;
         }
@@ -195,7 +195,7 @@ public:
     // state->loss_sum holds this rank's sum of losses; afterwards state->loss is the global mean.
     void update(StepState* state) {
         {
-            const StallTimer::Section stall(stalls_);
+            const SpanTimer::Section stall(stalls_);
             order(compute_, communicate_);  // loss_sum is complete
             double* own = rank_sums_ + 2 * comm_.size();
             sum_partials(own, partials_, partials_count_, communicate_);
@@ -210,7 +210,7 @@ public:
             adamw_update(params_ + owned.begin, master_ + owned.state_begin, m_ + owned.state_begin, v_ + owned.state_begin, owned.gradients, decay_map_, owned.begin,
                          owned.count, state, config_.beta1, config_.beta2, config_.eps, config_.weight_decay, compute_);
             if (config_.stage == 0) continue;  // every rank updated everything
-            const StallTimer::Section stall(stalls_);
+            const SpanTimer::Section stall(stalls_);
             order(compute_, communicate_);
             comm_.all_gather_in_place(params_ + bucket.begin, bucket.slice_count, communicate_);
             gather_events_[b].record(communicate_);
@@ -226,7 +226,7 @@ public:
         counts_event_.record(communicate_);
     }
     void finish_count_reduction() {
-        const StallTimer::Section stall(stalls_);
+        const SpanTimer::Section stall(stalls_);
         counts_event_.wait(compute_);
     }
 
@@ -298,7 +298,7 @@ private:
     // rank's slice for the norm.
     void reduce_bucket(int b) {
         const Bucket& bucket = layout_.buckets[b];
-        const StallTimer::Section stall(stalls_);
+        const SpanTimer::Section stall(stalls_);
         order(compute_, communicate_);
         if (reduce_every_micro_step_) {
             floatX* slice = micro_step_ == 0 ? reduced_slice(b) : shard_staging_;
@@ -355,7 +355,7 @@ private:
     std::vector<floatX*> bucket_buffer_;     // this micro-step's buffer of a bucket
     std::vector<int> units_left_;
     std::vector<bool> gather_pending_;       // the compute stream has not yet waited for the bucket's gather
-    StallTimer stalls_;
+    SpanTimer stalls_;
     int next_rotating_ = 0, micro_step_ = 0;
     const StepState* state_ = nullptr;
 };

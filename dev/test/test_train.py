@@ -148,6 +148,8 @@ def test_metrics_count_tokens_of_all_ranks(train):
         assert record["tokens_per_s"] == pytest.approx(256 / (record["step_ms"] * 1e-3), rel=1e-5)
         for field in ("epoch", "grad_norm", "mfu_measured", "mem_bytes", "data_ms", "exposed_comm_ms", "skipped"):
             assert field in record
+        phases = [record[field] for field in ("forward_ms", "loss_ms", "backward_ms", "update_ms")]
+        assert min(phases) > 0 and sum(phases) <= record["step_ms"] + 1e-3
     assert steps[0]["lr"] == pytest.approx(steps[1]["lr"] / 2)
     assert (run.out / "log.rank1").read_text().count("step ") >= 6
 

@@ -1,7 +1,7 @@
-// How long the compute stream stood still for communication: pairs of events around every place where it may wait.
+// How long a stream spends in some stretches of a step: a pair of events around each, added up for the step.
 //
-// Between the two events of a pair only waiting (or queueing) happens on the compute stream, so their distance is the stall. Steps are queued
-// ahead of the host, so each slot keeps its own events until the host has read them.
+// The engine puts pairs where the compute stream may only wait for communication: their distance is the stall. The trainer puts them around the
+// phases of a step. Steps are queued ahead of the host, so each slot keeps its own events until the host has read them.
 #pragma once
 
 #include <vector>
@@ -11,12 +11,12 @@
 // Steps whose events and host memory may be in use at once: one being read, one running, and the end of the one before, which a duration starts from.
 constexpr int kStepSlots = 3;
 
-class StallTimer {
+class SpanTimer {
 public:
-    explicit StallTimer(cudaStream_t stream) : stream_(stream) {}
-    StallTimer(const StallTimer&) = delete;
-    StallTimer& operator=(const StallTimer&) = delete;
-    ~StallTimer() {
+    explicit SpanTimer(cudaStream_t stream) : stream_(stream) {}
+    SpanTimer(const SpanTimer&) = delete;
+    SpanTimer& operator=(const SpanTimer&) = delete;
+    ~SpanTimer() {
         for (Slot& slot : slots_) {
             for (const cudaEvent_t event : slot.events) cudaEventDestroy(event);
         }
@@ -28,19 +28,26 @@ public:
         slots_[slot].used = 0;
     }
 
-    // While it lives, time that passes on the stream counts as stalled.
+    // While it lives, time that passes on the stream counts.
     class Section {
     public:
-        explicit Section(StallTimer& timer) : timer_(timer) { timer_.mark(); }
+        explicit Section(SpanTimer& timer) : timer_(timer) { timer_.mark(); }
         ~Section() { timer_.mark(); }
         Section(const Section&) = delete;
         Section& operator=(const Section&) = delete;
 
     private:
-        StallTimer& timer_;
+        SpanTimer& timer_;
     };
 
-    // Stalled milliseconds of a slot whose step is complete.
+    // What function() queues on the stream counts.
+    template <class Function>
+    void time(Function&& function) {
+        const Section section(*this);
+        function();
+    }
+
+    // Milliseconds of a slot whose step is complete.
     double total_ms(int slot) const {
         double total = 0;
         const Slot& s = slots_[slot];
@@ -71,4 +78,14 @@ private:
     cudaStream_t stream_;
     Slot slots_[kStepSlots];
     int current_ = 0;
+};
+
+// Where a step's time goes on the compute stream. Update: the last reductions, the norm, AdamW, and the start of the gathers.
+struct PhaseTimers {
+    explicit PhaseTimers(cudaStream_t stream) : forward(stream), loss(stream), backward(stream), update(stream) {}
+    void begin_step(int slot) {
+        for (SpanTimer* phase : {&forward, &loss, &backward, &update}) phase->begin_step(slot);
+    }
+
+    SpanTimer forward, loss, backward, update;
 };
