@@ -194,4 +194,29 @@ TEST(ReferenceConfigs, AreRead) {
     EXPECT_NE(c.num_heads * c.head_dim, c.channels);
 }
 
+TEST(PeerConfigs, AreThePresets) {
+    // What PyTorch trains beside us on a GPU: a file that differs from the preset in one field would compare two models.
+    if (!std::filesystem::exists("dev/gpu/models/qwen2.5-0.5b.json")) GTEST_SKIP() << "not at the root of the repository";
+    const std::map<std::string, std::string> files = {{"qwen2.5-0.5B", "qwen2.5-0.5b"}, {"qwen2.5-1.5B", "qwen2.5-1.5b"}, {"qwen2.5-3B", "qwen2.5-3b"}};
+    for (const auto& [preset, file] : files) {
+        SCOPED_TRACE(preset);
+        const ModelConfig a = preset_config(preset), b = config_from_json_file("dev/gpu/models/" + file + ".json");
+        EXPECT_EQ(a.num_layers, b.num_layers);
+        EXPECT_EQ(a.channels, b.channels);
+        EXPECT_EQ(a.num_heads, b.num_heads);
+        EXPECT_EQ(a.num_kv_heads, b.num_kv_heads);
+        EXPECT_EQ(a.head_dim, b.head_dim);
+        EXPECT_EQ(a.ffn_dim, b.ffn_dim);
+        EXPECT_EQ(a.vocab_size, b.vocab_size);
+        EXPECT_EQ(a.max_seq_len, b.max_seq_len);
+        EXPECT_EQ(a.rope_theta, b.rope_theta);
+        EXPECT_EQ(a.rope_scaling.type, b.rope_scaling.type);
+        EXPECT_EQ(a.norm_eps, b.norm_eps);
+        EXPECT_EQ(a.tied, b.tied);
+        EXPECT_EQ(a.qkv_bias, b.qkv_bias);
+        EXPECT_EQ(a.qk_norm, b.qk_norm);
+        EXPECT_EQ(count_parameters(a), count_parameters(b));
+    }
+}
+
 }  // namespace
