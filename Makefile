@@ -3,6 +3,7 @@
 #   make train_gpt            the trainer, and the default data set where it is missing
 #   make test_gpt             the numerical check against the reference dumps
 #   make bench                every kernel's benchmark in one program (dev/cuda)
+#   make kernel-table         dev/gpu/kernels.md: registers, spills and memory accesses of the GPU kernels
 #   make test                 the covering test suite;  make test-long: the full matrices
 #   make clean
 #
@@ -145,6 +146,27 @@ $(VARIANT)/bench.cu: $(wildcard dev/cuda/*.cu)
 $(VARIANT)/bench.o: $(VARIANT)/bench.cu
 	$(CU_COMPILE) $< -o $@
 $(BENCHES) $(VARIANT)/bench: EXTRA_LIBS = -lbenchmark
+
+# The static record of the kernels: dev/gpu/kernels.md holds what ptxas and the disassembler say of each, for the cards that GPU_ARCHS names elsewhere.
+# The toolkit's disassembler is taken where it has one, else NVIDIA's Python packages are put into build/gpu-tools.
+TABLE_ARCHS   := 80 89 90a
+TABLE_CUBINS  := $(TABLE_ARCHS:%=$(VARIANT)/train_gpt.sm_%.cubin)
+GPU_TOOLS     := build/gpu-tools
+DISASSEMBLER  := $(if $(wildcard $(CUDA_HOME)/bin/cuobjdump),,$(GPU_TOOLS)/installed-requirements.txt)
+$(TABLE_CUBINS): $(VARIANT)/train_gpt.sm_%.cubin: train_gpt.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(filter-out $(GENCODE),$(NVCCFLAGS)) $(PRECISION_FLAG) -gencode arch=compute_$*,code=sm_$* -Xptxas -v -cubin -x cu $< -o $@ \
+	    2> $(@:.cubin=.ptxas.txt) || { cat $(@:.cubin=.ptxas.txt) >&2; exit 1; }
+$(GPU_TOOLS)/installed-requirements.txt: dev/gpu/requirements.txt
+	@rm -rf $(@D)
+	PIP_ROOT_USER_ACTION=ignore $(PYTHON) -m pip install --quiet --disable-pip-version-check --target $(@D) -r $<
+	@cp $< $@
+.PHONY: kernel-table check-kernel-table kernel-table-from-cubins check-kernel-table-from-cubins
+kernel-table check-kernel-table:
+	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=BF16 $@-from-cubins
+kernel-table-from-cubins check-kernel-table-from-cubins: $(TABLE_CUBINS) $(DISASSEMBLER)
+	@PATH="$(abspath $(GPU_TOOLS))/nvidia/cu13/bin:$(CUDA_HOME)/bin:$$PATH" $(PYTHON) dev/gpu/kernel_table.py --nvcc "$$($(NVCC) --version)" \
+	    --table dev/gpu/kernels.md $(if $(filter kernel-table%,$@),--write) $(TABLE_CUBINS)
 
 # The default data set: the sources of this machine's own Python standard library (no network, no package).
 data: data/python-stdlib/train_000.bin
