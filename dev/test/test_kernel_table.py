@@ -1,0 +1,192 @@
+"""dev/gpu/kernel_table.py: what it reads from ptxas and cuobjdump, the table, and that spills and changes are refused. Needs no nvcc."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "dev/gpu"))
+import kernel_table  # noqa: E402
+
+NVCC = """nvcc: NVIDIA (R) Cuda compiler driver
+Copyright (c) 2005-2025 NVIDIA Corporation
+Built on Wed_Aug_20_01:58:59_PM_PDT_2025
+Cuda compilation tools, release 13.0, V13.0.88
+Build cuda_13.0.r13.0/compiler.36424714_0
+"""
+FILL = "_Z11fill_kernelI13__nv_bfloat16EvPT_mf"
+SUM = "_Z10sum_kernelPfS_"
+NAMES = {FILL: "void fill_kernel<__nv_bfloat16>(__nv_bfloat16*, unsigned long, float)", SUM: "sum_kernel(float*, float*)"}
+
+# In the words of nvcc 13.0 -Xptxas -v; the second kernel calls a function that is not inlined.
+REPORT = f"""ptxas info    : 24 bytes gmem
+ptxas info    : Compiling entry function '{FILL}' for 'sm_90a'
+ptxas info    : Function properties for {FILL}
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 10 registers, used 0 barriers
+ptxas info    : Compile time = 3.170 ms
+ptxas info    : Compiling entry function '{SUM}' for 'sm_90a'
+ptxas info    : Function properties for {SUM}
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Function properties for __internal_accurate_pow
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 1 barriers, 256 bytes smem
+ptxas info    : Compile time = 9.170 ms
+"""
+# The same of a kernel with too few registers.
+SPILLING_REPORT = REPORT.replace("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 10",
+                                 "16 bytes stack frame, 24 bytes spill stores, 40 bytes spill loads\nptxas info    : Used 10")
+
+# In the form of cuobjdump -sass, with one instruction of each kind that is counted.
+SASS = f"""
+	code for sm_90a
+	.target	sm_90a
+
+		Function : {FILL}
+	.headerflags	@"EF_CUDA_ACCELERATORS EF_CUDA_SM90 EF_CUDA_VIRTUAL_SM(EF_CUDA_SM90)"
+        /*0000*/                   LDC R1, c[0x0][0x28] ;                                            /* 0x00000a00ff017b82 */
+                                                                                                     /* 0x000ff00000000800 */
+        /*0070*/              @P0  EXIT ;                                                            /* 0x000000000000094d */
+        /*0080*/             @!UPT STG.E.128 desc[UR4][R2.64], R4 ;                                  /* 0x0000000402007986 */
+        /*0090*/                   EXIT ;                                                            /* 0x000000000000794d */
+        /*00a0*/                   BRA 0xa0 ;                                                        /* 0xfffffffc00fc7947 */
+        /*00b0*/                   NOP ;                                                             /* 0x0000000000007918 */
+		..........
+
+		Function : {SUM}
+        /*0000*/                   LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;                         /* 0x0000000402047981 */
+        /*0010*/             @!P1  LDG.E.LTC128B.64 R8, desc[UR4][R2.64+0x10] ;                      /* 0x0000100402087981 */
+        /*0020*/                   LDG.E R9, desc[UR4][R2.64+0x18] ;                                 /* 0x0000180402097981 */
+        /*0030*/                   LDGSTS.E.BYPASS.128 [R7], desc[UR4][R2.64] ;                      /* 0x0000000002077fae */
+        /*0040*/                   HMMA.16816.F32.BF16 R12, R4, R8, R12 ;                            /* 0x00000008040c723c */
+        /*0050*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;              /* 0x00e00000081879f0 */
+        /*0060*/                   LDS.128 R4, [R2] ;                                                /* 0x0000000002047984 */
+        /*0070*/                   STG.E.U16 desc[UR4][R2.64], R4 ;                                  /* 0x0000000402007986 */
+        /*0080*/                   REDG.E.ADD.64.STRONG.GPU desc[UR4][R2.64], R4 ;                   /* 0x000000040200798e */
+       /*10090*/                   EXIT ;                                                            /* 0x000000000000794d */
+		..........
+"""
+SPILLING_SASS = SASS.replace("/*0090*/                   EXIT", "/*0090*/                   LDL.LU R4, [R1+0x8] ;\n"
+                             "        /*0094*/                   STL.64 [R1+0x8], R4 ;\n        /*0098*/                   EXIT")
+
+
+def rows(report: str = REPORT, sass: str = SASS) -> dict[str, kernel_table.Row]:
+    return kernel_table.rows_of(report, sass, lambda names: [NAMES[name] for name in names])
+
+
+def refusal(report: str, sass: str) -> str:
+    with pytest.raises(kernel_table.TableError) as caught:
+        rows(report, sass)
+    return str(caught.value)
+
+
+def test_rows() -> None:
+    assert rows() == {
+        "fill_kernel<bf16>": kernel_table.Row(10, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 5),
+        "sum_kernel": kernel_table.Row(32, 256, 0, 0, 0, wide_loads=2, narrow_loads=2, wide_stores=0, narrow_stores=1, atomics=1, hmma=1, hgmma=1, instructions=10),
+    }
+    assert set(kernel_table.COLUMNS) == set(kernel_table.Row._fields)
+
+
+@pytest.mark.parametrize("demangled, short", [
+    ("void f_kernel<false, 32>(float*, int const*)", "f_kernel<false, 32>"),
+    ("void f_kernel<AttentionTile<64, 32, 1> >(__nv_bfloat16*, AttentionArgs)", "f_kernel<AttentionTile<64, 32, 1>>"),
+    ("f_kernel(void (*)(int), float*)", "f_kernel"),
+    ("void f_kernel<__nv_bfloat16, float (*)(int)>(float*)", "f_kernel<bf16, float (*)(int)>"),
+])
+def test_short_names(demangled: str, short: str) -> None:
+    assert kernel_table.short_name(demangled) == short
+
+
+def test_what_cannot_be_whole_is_refused() -> None:
+    assert "names no kernel" in refusal("", SASS)
+    assert "cut off" in refusal(REPORT[:REPORT.index("ptxas info    : Used 32")], SASS)
+    assert "different kernels" in refusal(REPORT, SASS[:SASS.index("\t\tFunction : " + SUM)])
+    assert "no instruction" in refusal(REPORT, SASS.replace("/*", "<").replace("*/", ">"))
+
+
+def test_two_kernels_of_one_name_are_refused() -> None:
+    with pytest.raises(kernel_table.TableError, match="two kernels are called f"):
+        kernel_table.rows_of(REPORT, SASS, lambda names: ["f(int)", "f(float)"])
+
+
+def test_table_has_one_row_a_kernel_and_one_number_where_all_agree() -> None:
+    there = rows()
+    wider = {**there, "fill_kernel<bf16>": there["fill_kernel<bf16>"]._replace(registers=12)}
+    text = kernel_table.table_of({"sm_80": wider, "sm_90a": there}, "13.0.88")
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    assert lines == ["| `fill_kernel<bf16>` | 12/10 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 0 | 0 | 5 |",
+                     "| `sum_kernel` | 32 | 256 | 0 | 0 | 0 | 2 | 2 | 0 | 1 | 1 | 1 | 1 | 10 |"]
+    assert kernel_table.version_of(text) == kernel_table.version_of(NVCC) == kernel_table.version_of("13.0.88") == "13.0.88"
+    only_hopper = kernel_table.table_of({"sm_80": {"sum_kernel": there["sum_kernel"]}, "sm_90a": there}, "13.0.88")
+    assert "| `fill_kernel<bf16>` (sm_90a) | 10 |" in only_hopper
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "kernels.md"
+    path.write_text(kernel_table.table_of({"sm_90a": rows()}, "13.0.88"), encoding="utf-8")
+    return path
+
+
+def test_same_table_passes(table: Path) -> None:
+    assert kernel_table.check({"sm_90a": rows()}, "13.0.88", table) == (3, 0, 0)
+
+
+def test_a_change_fails_and_shows_only_what_changed(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kernel_table.check({"sm_90a": rows(REPORT.replace("Used 32", "Used 40"))}, "13.0.88", table) == (2, 1, 0)
+    out = capsys.readouterr().out
+    assert "make kernel-table" in out and "-| `sum_kernel` | 32 |" in out and "+| `sum_kernel` | 40 |" in out and "fill_kernel" not in out
+
+
+def test_other_nvcc_is_not_compared_but_spills_are_seen(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = rows(REPORT.replace("Used 32", "Used 40"))
+    assert kernel_table.check({"sm_90a": changed}, "13.1.2", table) == (2, 0, 1)
+    assert "made with nvcc 13.0.88 and this is 13.1.2" in capsys.readouterr().out
+    assert kernel_table.check({"sm_90a": rows(SPILLING_REPORT, SPILLING_SASS)}, "13.1.2", table) == (1, 1, 1)
+
+
+def test_missing_table_fails(tmp_path: Path) -> None:
+    assert kernel_table.check({"sm_90a": rows()}, "13.0.88", tmp_path / "kernels.md") == (2, 1, 0)
+
+
+@pytest.mark.parametrize("report, sass", [(SPILLING_REPORT, SASS), (REPORT, SPILLING_SASS), (SPILLING_REPORT, SPILLING_SASS)])
+def test_a_spilling_kernel_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], report: str, sass: str) -> None:
+    spilling = {"sm_90a": rows(report, sass)}
+    path = tmp_path / "kernels.md"
+    path.write_text(kernel_table.table_of(spilling, "13.0.88"), encoding="utf-8")  # also when the table says so
+    assert kernel_table.check(spilling, "13.0.88", path) == (2, 1, 0)
+    out = capsys.readouterr().out
+    assert "FAIL  fill_kernel<bf16> on sm_90a uses local memory: " in out
+    assert ("64 bytes of spills, 16 bytes of stack" in out) == (report is SPILLING_REPORT) and ("2 local accesses" in out) == (sass is SPILLING_SASS)
+
+
+def test_an_explained_kernel_may_use_its_stack_but_not_spill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_table, "EXPLAINED", {"fill_kernel<bf16>": "for the test"})
+    row = rows()["fill_kernel<bf16>"]
+    assert kernel_table.spills("fill_kernel<bf16>", row._replace(stack=32, local=8)) == ""
+    assert "8 bytes of spills" in kernel_table.spills("fill_kernel<bf16>", row._replace(stack=32, local=8, spilled=8))
+    assert "take it out of EXPLAINED" in kernel_table.spills("fill_kernel<bf16>", row)
+
+
+def test_program_says_what_is_missing(tmp_path: Path) -> None:
+    def start(*arguments: object) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, str(ROOT / "dev/gpu/kernel_table.py"), "--nvcc", NVCC, "--table", str(tmp_path / "kernels.md"), *map(str, arguments)],
+                              capture_output=True, text=True, timeout=60)
+    result = start(tmp_path / "train_gpt.sm_80.cubin")
+    assert result.returncode == 1 and "ptxas's report, is missing" in result.stderr and result.stdout == "0 passed, 1 failed\n"
+    result = start(tmp_path / "train_gpt.cubin")
+    assert result.returncode == 1 and "not named PROGRAM.sm_ARCH.cubin" in result.stderr
+
+
+def test_committed_table_is_of_all_three_architectures_and_nothing_spills() -> None:
+    text = (ROOT / "dev/gpu/kernels.md").read_text(encoding="utf-8")
+    assert "; sm_80, sm_89, sm_90a." in text
+    lines = [[each.strip() for each in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")]
+    assert len(lines) > 30 and [line[0] for line in lines] == sorted(line[0] for line in lines)
+    spilled = 1 + list(kernel_table.COLUMNS).index("spilled")
+    assert {line[spilled] for line in lines} == {"0"}
