@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <random>
 #include <vector>
@@ -12,6 +14,20 @@
 #include <gtest/gtest.h>
 
 #include "llmc/device.cuh"
+
+// Without a device every test would fail, each in words about the first thing it tried.
+class DeviceEnvironment : public testing::Environment {
+    void SetUp() override {
+        int devices = 0;
+        const cudaError_t status = cudaGetDeviceCount(&devices);
+        if (status == cudaSuccess && devices > 0) return;
+        fflush(stdout);
+        fprintf(stderr, "error: no CUDA device was found (%s): run on a machine with an NVIDIA GPU and its driver, or build for the CPU with make DEVICE=cpu\n",
+                status == cudaSuccess ? "the driver reports none" : cudaGetErrorString(status));
+        exit(1);
+    }
+};
+inline testing::Environment* const kDeviceEnvironment = testing::AddGlobalTestEnvironment(new DeviceEnvironment);
 
 inline cudaStream_t test_stream() {
     static cudaStream_t stream = [] {
