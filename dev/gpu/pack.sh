@@ -94,21 +94,19 @@ put_programs() {
         put "$bf16/$program" "$program"
         put "$fp32/$program" "${program}_fp32"
     done
-    if [ -n "$bench" ]; then put "$bf16/bench" bench; fi
+    put "$bf16/bench" bench
     put "$mpi/train_gpt" mpi/train_gpt
     put "$mpi/dev/test/mpi_test_zero" mpi/mpi_test_zero
 }
 
-bench=''
-if [ -d dev/cuda ]; then bench=bench; fi
 say "building"
 build_cpu BF16 train_gpt
 build_cpu FP32 train_gpt
 if [ "$device" = cpu ]; then
-    build_cpu BF16 test_gpt kernel_tests $bench dev/test/mpi_test_zero
+    build_cpu BF16 test_gpt kernel_tests bench dev/test/mpi_test_zero
     build_cpu FP32 test_gpt kernel_tests
 else
-    build_cuda BF16 "" train_gpt test_gpt kernel_tests $bench
+    build_cuda BF16 "" train_gpt test_gpt kernel_tests bench
     build_cuda FP32 "" train_gpt test_gpt kernel_tests
     build_cuda BF16 mpi train_gpt dev/test/mpi_test_zero
 fi
