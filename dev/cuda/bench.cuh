@@ -92,6 +92,7 @@ inline double stored(double value, double error) {
 
 inline double to_double(float x) { return x; }
 inline double to_double(double x) { return x; }
+inline double to_double(int x) { return x; }
 inline double to_double(__nv_bfloat16 x) { return static_cast<double>(__bfloat162float(x)); }
 
 // Up to `wanted` different indices below n in ascending order: the first, the last (beyond 2^31 where the tensor is that large) and random ones.
@@ -100,6 +101,13 @@ inline std::vector<size_t> sample(size_t n, size_t wanted) {
     std::mt19937_64 generator(n);
     while (chosen.size() < std::min(n, wanted)) chosen.insert(generator() % n);
     return {chosen.begin(), chosen.end()};
+}
+
+// Elements of one layer's unit, what the kernels over flat buffers see at once.
+inline size_t layer_parameters(ModelConfig model) {
+    const long long whole = count_parameters(model);
+    model.num_layers++;
+    return static_cast<size_t>(count_parameters(model) - whole);
 }
 
 inline std::vector<int> random_ints(size_t count, unsigned seed, int low, int high) {
@@ -360,46 +368,57 @@ __global__ void copy_kernel(float* out, const float* in, size_t n) {
     if (i < n) store8(out + i, load8(in + i));
 }
 
-// The sizes are large enough that nothing stays in a cache, and that a product fills the device.
-inline size_t copy_count() { return (settings().gpu ? size_t{1} << 30 : size_t{64} << 20) / sizeof(float); }
-inline int product_size() { return settings().gpu ? 8192 : 1024; }
+// On a GPU large enough that nothing stays in the cache and that a product fills the device. On a CPU also small: the small shapes measured there stay in its
+// cache, and a ceiling has to lie above them.
+inline std::vector<size_t> copy_counts() { return settings().gpu ? std::vector<size_t>{size_t{1} << 28} : std::vector<size_t>{1 << 24, 1 << 17}; }
+inline std::vector<int> product_sizes() { return settings().gpu ? std::vector<int>{8192} : std::vector<int>{1024, 512, 256}; }
+
+inline std::function<void(cudaStream_t)> copy_by_kernel(const Buffer<float>& to, const Buffer<float>& from) {
+    return [&](cudaStream_t stream) { launch(copy_kernel, grid_for(to.count(), 256 * kVector), 256, 0, stream, to.get(), static_cast<const float*>(from.get()), to.count()); };
+}
 
 // Bytes read and written a second, by the better of the library's copy and a kernel's. A ceiling is the best that was seen, a benchmark the median.
 inline double measure_copy() {
-    const size_t count = copy_count();
-    const Buffer<float> from(count), to(count);
-    init_normal(from.get(), count, 1, 0, 1.0f, stream());
-    const double by_library = sample_seconds([&](cudaStream_t stream) { CUDA_CHECK(cudaMemcpyAsync(to, from, from.bytes(), cudaMemcpyDeviceToDevice, stream)); })[0];
-    const double by_kernel =
-        sample_seconds([&](cudaStream_t stream) { launch(copy_kernel, grid_for(count, 256 * kVector), 256, 0, stream, to.get(), static_cast<const float*>(from.get()), count); })[0];
-    return bytes(from, to) / std::min(by_library, by_kernel);
+    double best = 0;
+    for (const size_t count : copy_counts()) {
+        const Buffer<float> from(count), to(count);
+        init_normal(from.get(), count, 1, 0, 1.0f, stream());
+        const double by_library = sample_seconds([&](cudaStream_t stream) { CUDA_CHECK(cudaMemcpyAsync(to, from, from.bytes(), cudaMemcpyDeviceToDevice, stream)); })[0];
+        best = std::max(best, bytes(from, to) / std::min(by_library, sample_seconds(copy_by_kernel(to, from))[0]));
+    }
+    return best;
 }
 
 // FLOP/s of a product of random square matrices: zeros would take less power and give a GPU a higher clock.
 inline double measure_product() {
-    const int n = product_size();
-    const size_t count = static_cast<size_t>(n) * n;
-    const Buffer<floatX> a(count), b(count), out(count);
-    init_normal(a.get(), count, 1, 0, 1.0f, stream());
-    init_normal(b.get(), count, 1, 1, 1.0f, stream());
-    return 2.0 * n * n * n / sample_seconds([&](cudaStream_t stream) { matmul_forward(matmuls(), out, a, b, nullptr, n, n, n, stream); })[0];
+    double best = 0;
+    for (const int n : product_sizes()) {
+        const size_t count = static_cast<size_t>(n) * n;
+        const Buffer<floatX> a(count), b(count), out(count);
+        init_normal(a.get(), count, 1, 0, 1.0f, stream());
+        init_normal(b.get(), count, 1, 1, 1.0f, stream());
+        best = std::max(best, 2.0 * n * n * n / sample_seconds([&](cudaStream_t stream) { matmul_forward(matmuls(), out, a, b, nullptr, n, n, n, stream); })[0]);
+    }
+    return best;
 }
 
 // The two again as benchmarks, for --ceilings: medians.
 inline void add_ceilings() {
-    add(format("ceiling_copy/n=%zu", copy_count()), [](Case& c) {
-        const size_t count = copy_count();
-        const auto from = c.normal<float>(count), to = c.output<float>("to", count);
-        c.run([&](cudaStream_t stream) { launch(copy_kernel, grid_for(count, 256 * kVector), 256, 0, stream, to.get(), static_cast<const float*>(from.get()), count); });
-        for (const size_t i : sample(count, 64)) c.expect("to", i, to.at(i), from.at(i), 0);
-        c.time(bytes(from, to), 0);
-    });
-    add(format("ceiling_product/n=%d", product_size()), [](Case& c) {
-        const int n = product_size();
-        const auto a = c.normal<floatX>(n, n), b = c.normal<floatX>(n, n), out = c.output<floatX>("out", n, n);
-        c.run([&](cudaStream_t stream) { matmul_forward(matmuls(), out, a, b, nullptr, n, n, n, stream); });
-        c.time(bytes(a, b, out), 2.0 * n * n * n);
-    });
+    for (const size_t count : copy_counts()) {
+        add(format("ceiling_copy/n=%zu", count), [count](Case& c) {
+            const auto from = c.normal<float>(count), to = c.output<float>("to", count);
+            c.run(copy_by_kernel(to, from));
+            for (const size_t i : sample(count, 64)) c.expect("to", i, to.at(i), from.at(i), 0);
+            c.time(bytes(from, to), 0);
+        });
+    }
+    for (const int n : product_sizes()) {
+        add(format("ceiling_product/n=%d", n), [n](Case& c) {
+            const auto a = c.normal<floatX>(n, n), b = c.normal<floatX>(n, n), out = c.output<floatX>("out", n, n);
+            c.run([&](cudaStream_t stream) { matmul_forward(matmuls(), out, a, b, nullptr, n, n, n, stream); });
+            c.time(bytes(a, b, out), 2.0 * n * n * n);
+        });
+    }
 }
 
 // ---- the program -----------------------------------------------------------------------------------------------------------------
