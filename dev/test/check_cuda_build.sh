@@ -1,20 +1,68 @@
 #!/usr/bin/env bash
-# Compiles and links the GPU programs for sm_80 and sm_90a with nvcc, and checks what they say on a machine without a GPU: one clear line, exit 1.
-# (On a machine with a GPU the second half is skipped.)
+# Compiles and links the GPU programs with nvcc for the cards that a build without a GPU is for, and checks what can be checked without one:
+#   - the programs hold machine code for sm_80, sm_89 and sm_90a, and PTX for newer cards;
+#   - the kernels are as recorded in dev/gpu/kernels.md, and none spills (make check-kernel-table);
+#   - without a GPU each program says so in one clear line and exits with 1 (skipped where a GPU is).
+# Also links the build whose collectives go over MPI. The last line is `N passed, N failed[, N skipped]`; the exit status is 1 when anything failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-make DEVICE=cuda GPU_ARCHS="80 90a" programs
-if nvidia-smi -L >/dev/null 2>&1; then
-    echo "a GPU is here: the message without one was not checked"
-    exit 0
+
+passed=0 failed=0 skipped=0
+pass() {
+    echo "ok    $1"
+    passed=$((passed + 1))
+}
+fail() {
+    echo "FAIL  $1"
+    failed=$((failed + 1))
+}
+
+if nvidia-smi -L >/dev/null 2>&1; then gpu=1; else gpu=; fi
+# Python for the disassembler's packages and the table: the tests' own where it is.
+python=python3
+[ ! -x .venv/bin/python ] || python=$PWD/.venv/bin/python
+
+variant=build/cuda-BF16
+programs=(train_gpt test_gpt bench)
+make DEVICE=cuda "${programs[@]/#/$variant/}"
+# One card is enough for the build over MPI; a folder of its own, so that nobody takes it for the whole build.
+mpi_variant=build/check-cuda-mpi
+make DEVICE=cuda NCCL=mpi GPU_ARCHS=90a GPU_PTX= VARIANT=$mpi_variant $mpi_variant/train_gpt
+pass "the GPU programs compile and link, train_gpt also with its collectives over MPI"
+
+table_log=build/kernel-table.log
+if make check-kernel-table PYTHON="$python" >"$table_log" 2>&1; then
+    pass "kernels as recorded in dev/gpu/kernels.md: $(tail -n 1 "$table_log")"
+else
+    fail "the kernels are not as recorded in dev/gpu/kernels.md, or the table could not be made:"
+    grep -v -e '/nvcc ' -e 'ptxas.txt ||' "$table_log" | sed 's/^/    /'
 fi
-for program in train_gpt test_gpt; do
-    status=0
-    output=$("build/cuda-BF16/$program" 2>&1 </dev/null) || status=$?
-    if [ "$status" -ne 1 ] || [ "$(wc -l <<<"$output")" -ne 1 ] || [[ $output != *"no CUDA device was found"* ]]; then
-        echo "error: without a GPU $program must print one clear line and exit with 1; it exited with $status and printed:" >&2
-        echo "$output" >&2
-        exit 1
-    fi
-    echo "$program without a GPU: $output"
-done
+
+# A toolkit that has only the compiler got its disassembler for the table.
+PATH="$PWD/build/gpu-tools/nvidia/cu13/bin:$PATH"
+if [ -n "$gpu" ]; then
+    echo "a GPU is here, so the build is for that one: its list of cards and the message without a GPU were not checked"
+    skipped=$((skipped + 1 + ${#programs[@]}))
+else
+    for program in "${programs[@]}"; do
+        cards=$(cuobjdump --list-elf "$variant/$program" | grep -o 'sm_[0-9a-z]*' | sort -u | paste -sd ' ' || true)
+        ptx=$(cuobjdump --list-ptx "$variant/$program" 2>&1 | grep -o 'sm_[0-9a-z]*\.ptx' | sort -u | paste -sd ' ' || true)
+        if [ "$cards" = "sm_80 sm_89 sm_90a" ] && [ "$ptx" = "sm_90.ptx" ]; then
+            pass "$program holds machine code for $cards, and PTX for sm_90 and newer"
+        else
+            fail "$program must hold machine code for sm_80 sm_89 sm_90a and PTX for sm_90; it holds ${cards:-none} and PTX ${ptx:-none}" \
+                "(built with another GPU_ARCHS? then remove $variant)"
+        fi
+        status=0
+        output=$("$variant/$program" 2>&1 </dev/null) || status=$?
+        if [ "$status" -eq 1 ] && [ "$(wc -l <<<"$output")" -eq 1 ] && [[ $output == *"no CUDA device was found"* ]]; then
+            pass "$program without a GPU: $output"
+        else
+            fail "without a GPU $program must print one clear line and exit with 1; it exited with $status and printed:"
+            printf '%s\n' "$output" | sed 's/^/    /'
+        fi
+    done
+fi
+
+echo "$passed passed, $failed failed$([ "$skipped" -eq 0 ] || echo ", $skipped skipped")"
+[ "$failed" -eq 0 ]
