@@ -465,6 +465,9 @@ inline std::string take_option(std::vector<char*>& arguments, const std::string&
     return value;
 }
 
+// 0 where it is none.
+inline int positive_int(const std::string& text) { return text.size() < 9 && text.find_first_not_of("0123456789") == std::string::npos ? atoi(text.c_str()) : 0; }
+
 inline void select_device(Settings& s) {
     int devices = 0;
     const cudaError_t status = cudaGetDeviceCount(&devices);
@@ -490,7 +493,8 @@ inline int run_program(int argc, char** argv) {
     if (help) {
         printf("Kernel benchmarks: each checks its kernel against double precision on real shapes, then times it beside two measured ceilings.\n"
                "  --models=A,B   presets or paths of a Hugging Face config.json (GPU: qwen2.5-0.5B,qwen2.5-1.5B,qwen2.5-3B; CPU: tiny)\n"
-               "  --tokens=N     tokens of a micro-batch (GPU: 16384; CPU: 256), in sequences of up to 1024 (CPU: 128)\n"
+               "  --tokens=N     tokens of a micro-batch (GPU: 16384; CPU: 256)\n"
+               "  --seq-len=T    in sequences of this length (GPU: 1024; CPU: 128)\n"
                "  --ceilings     only measures the two ceilings\n"
                "and Google Benchmark's own, as --benchmark_filter=REGEX --benchmark_out=FILE --benchmark_out_format=json --benchmark_list_tests\n");
         return 0;
@@ -503,10 +507,12 @@ inline int run_program(int argc, char** argv) {
         if (comma > 0) s.models.push_back(model_of(names.substr(0, comma)));
     }
     if (s.models.empty()) throw UsageError("--models names no model; give a preset such as tiny, or the path of a Hugging Face config.json");
-    const std::string tokens = take_option(arguments, "--tokens", s.gpu ? "16384" : "256");
-    s.N = tokens.size() < 9 && tokens.find_first_not_of("0123456789") == std::string::npos ? atoi(tokens.c_str()) : 0;
-    s.T = std::min(s.N, s.gpu ? 1024 : 128);
-    if (s.N < 8 || s.N % 8 != 0 || s.N % s.T != 0) throw UsageError(format("--tokens=%s: it must be a multiple of 8, and above %d one of that", tokens.c_str(), s.gpu ? 1024 : 128));
+    const std::string tokens = take_option(arguments, "--tokens", s.gpu ? "16384" : "256"), length = take_option(arguments, "--seq-len", s.gpu ? "1024" : "128");
+    s.N = positive_int(tokens);
+    s.T = std::min(s.N, positive_int(length));
+    if (s.T < 8 || s.N % 8 != 0 || s.N % s.T != 0) {
+        throw UsageError(format("--tokens=%s --seq-len=%s: tokens must be a multiple of 8 and of the sequence length, which is at least 8", tokens.c_str(), length.c_str()));
+    }
 
     std::erase_if(arguments, [](const char* argument) { return std::string(argument) == "--ceilings"; });
     // One call of each benchmark: it takes its own samples, so Google Benchmark need not search for a number of iterations.
