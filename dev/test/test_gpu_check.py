@@ -39,6 +39,51 @@ with open(folder + "/metrics.jsonl", "w") as file:
         file.write(json.dumps({"kind": "train", "step": step, "loss": (5.0 - step / 10) * FACTOR, "grad_norm": 2.0}) + "\\n")
     file.write(json.dumps({"kind": "event", "event": "done", "weights": "abc"}) + "\\n")
 """
+LAUNCH = """#!/bin/sh
+[ ! -x "{0}/bin/$1" ] || {{ program={0}/bin/$1; shift; set -- "$program" "$@"; }}
+PATH={0}/bin:$PATH exec "$@"
+"""
+SMI = """#!/bin/sh
+case "$1" in
+--query-gpu=*) echo "NVIDIA H200, 580.159.04, 143771 MiB, 512 MiB, 1980 MHz, 3201 MHz, 1980 MHz, 700.00 W, 40, Enabled" ;;
+*) echo "4711, 512 MiB" ;;
+esac
+"""
+BENCH = """#!/usr/bin/env python3
+import json, sys
+path = next(a.split("=", 1)[1] for a in sys.argv if a.startswith("--benchmark_out="))
+row = {"us": 10.0, "bytes": 1e6, "flops": 1e3, "share": 0.5, "label": "copy"}
+rows = [{"run_name": "rope_forward/N=16384", **row}, {"run_name": "swiglu_forward/N=16384", **row, **ERROR}]
+context = {"device": "NVIDIA H200", "copy_bytes_per_second": "4.3e12", "product_flops_per_second": "7.88e14"}
+json.dump({"context": context, "benchmarks": [] if "--ceilings" in sys.argv else rows}, open(path, "w"))
+"""
+# Stands for python3 on the GPU machine: a PyTorch run ends with 100 tokens/s, a compiled one runs out of memory.
+PYTHON = """#!/bin/sh
+case "$*" in
+*library_bench.py*) echo '{"torch": "2.11.0", "results": {"rope_forward/N=16384": {"library": "torch eager", "us": 20.0}}}' > "$5" ;;
+*"--mode compile"*) for out; do :; done; echo '{"error": "out of memory"}' > "$out"; exit 1 ;;
+*peer_torch.py*) for out; do :; done; echo '{"tokens_per_s": 100.0}' > "$out" ;;
+esac
+"""
+# A run on random tokens: the loss stays at ln 151936.
+SPEED = """#!/usr/bin/env python3
+import json, os, sys
+folder = sys.argv[sys.argv.index("--out") + 1]
+os.makedirs(folder)
+step = {"kind": "train", "loss": 11.95, "grad_norm": 1.0, "tokens": 16384, "mfu": 0.4, "mfu_measured": 0.5, "mem_bytes": 30e9, "tokens_per_s": 150.0,
+        **{key: 1.0 for key in ("step_ms", "forward_ms", "loss_ms", "backward_ms", "update_ms", "data_ms", "exposed_comm_ms")}}
+with open(folder + "/metrics.jsonl", "w") as file:
+    for _ in range(12):
+        file.write(json.dumps(step) + "\\n")
+    file.write(json.dumps({"kind": "event", "event": "done", "weights": "abc", "device_used_bytes": 32e9}) + "\\n")
+"""
+MPIRUN = "#!/bin/sh\nshift 2\nexec \"$@\"\n"
+SANITIZER = """#!/bin/sh
+case "$*" in
+*racecheck*train_gpt*) echo "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)"; exit 99 ;;
+*) echo "========= ERROR SUMMARY: 0 errors" ;;
+esac
+"""
 FAILING = "{'failures': [{'failure': 'out[3] is 0.5, expected 1.5'}]}"
 
 
@@ -52,7 +97,7 @@ def write_program(path: Path, text: str) -> None:
 def pack(tmp_path):
     """A pack whose programs are stand-ins for which every stage they serve passes."""
     folder = tmp_path / "pack"
-    write_program(folder / "launch", f'#!/bin/sh\nPATH={folder}/bin:$PATH exec "$@"\n')
+    write_program(folder / "launch", LAUNCH.format(folder))
     for name in ("kernel_tests", "kernel_tests_fp32"):
         write_program(folder / "bin" / name, GTEST.replace("FAILURES", "{}"))
     for name in ("test_gpt", "test_gpt_fp32"):
@@ -130,6 +175,76 @@ def test_losses_are_held_to_twice_the_controls(pack, program, factor, fails):
     status, output, report = check(pack, "--only", "same-run")
     assert status == fails, output
     assert any("loss" in problem for problem in report["stages"]["same-run"]["problems"]) == fails
+
+
+@pytest.fixture
+def gpu_machine(pack, tmp_path, monkeypatch):
+    """Stand-ins for all that only a GPU machine has, so that every path of the stages is walked before one is rented."""
+    (pack / "pack.json").write_text(json.dumps({"device": "cuda", "commit": "0" * 40, "same_run": {"options": []}}), encoding="utf-8")
+    write_program(pack / "launch", f"""#!/bin/sh
+if [ "$1" = --libraries ]; then echo "libnccl.so.2 {tmp_path}/libnccl.so.2.28.3"; exit; fi
+""" + LAUNCH.format(pack))
+    for name, text in (("nvidia-smi", SMI), ("bench", BENCH.replace("ERROR", "{}")), ("python3", PYTHON), ("mpirun", MPIRUN), ("train_gpt", SPEED), ("mpi/train_gpt", SPEED),
+                       ("mpi/mpi_test_zero", TEST_GPT)):
+        write_program(pack / "bin" / name, text)
+    # The stand-ins are Python programs: not through the stand-in of python3.
+    for path in (pack / "bin").rglob("*"):
+        if path.is_file() and path.read_text(encoding="utf-8").startswith("#!/usr/bin/env python3"):
+            path.write_text(path.read_text(encoding="utf-8").replace("/usr/bin/env python3", sys.executable, 1), encoding="utf-8")
+    write_program(tmp_path / "path/compute-sanitizer", SANITIZER)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:{os.environ['PATH']}")
+    return pack
+
+
+def gpu_check(pack: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
+    out = pack.parent / "out"
+    done = subprocess.run(["bash", str(ROOT / "dev/gpu/check.sh"), "--pack", str(pack), "--out", str(out), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=120)
+    return done.returncode, done.stdout, json.loads((out / "report.json").read_text(encoding="utf-8"))
+
+
+STAGES_WITHOUT_SAME_RUN = "machine,tests,ranks,benchmarks,training,peer,sanitizer"  # its stand-in of the trainer is another
+
+
+def test_every_stage_of_a_gpu_machine(gpu_machine):
+    status, output, report = gpu_check(gpu_machine, "--only", STAGES_WITHOUT_SAME_RUN)
+    stages = report["stages"]
+    assert {name: stage["status"] for name, stage in stages.items()} == {"machine": "passed", "tests": "passed", "ranks": "passed", "benchmarks": "passed", "training": "passed",
+                                                                         "peer": "passed", "sanitizer": "failed"}, output
+    assert status == 1 and stages["sanitizer"]["problems"] == ["racecheck run: RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)"]
+    machine = stages["machine"]["results"]
+    assert machine["gpu"]["name"] == "NVIDIA H200" and machine["other_processes"] == 1 and machine["libraries"] == {"libnccl.so.2": "libnccl.so.2.28.3"}
+    assert stages["benchmarks"]["results"]["kernels"]["rope_forward/N=16384"]["library_us"] == 20.0
+    assert set(stages["training"]["results"]) == {"0.5B", "1.5B", "3B"}
+    assert stages["training"]["results"]["3B"]["used_bytes"] == 32e9 - 512 * 2**20
+    assert stages["peer"]["results"]["1.5B eager bf16"]["tokens_per_s"] == 100.0 and "out of memory" in stages["peer"]["results"]["0.5B compile bf16"]["error"]
+    assert "ours is 1.50 times that" in output and len(output.splitlines()) <= check_table_limit() + len(stages)
+    page = performance.document(report)
+    assert "NVIDIA H200" in page and "1.50" in page and "`rope_forward/N=16384`" in page
+
+
+def test_quick_leaves_out_peer_and_sanitizer(gpu_machine):
+    status, output, report = gpu_check(gpu_machine, "--only", STAGES_WITHOUT_SAME_RUN, "--quick")
+    assert status == 0, output
+    assert set(report["stages"]["training"]["results"]) == {"0.5B"}
+    assert report["stages"]["peer"]["status"] == report["stages"]["sanitizer"]["status"] == "skipped"
+
+
+def test_a_wrong_kernel_and_a_wrong_loss_fail(gpu_machine):
+    bench, trainer = gpu_machine / "bin/bench", gpu_machine / "bin/train_gpt"
+    bench.write_text(bench.read_text(encoding="utf-8").replace("**{}", "'error_occurred': True, 'error_message': 'out[3] is 0.5'"), encoding="utf-8")
+    trainer.write_text(trainer.read_text(encoding="utf-8").replace("11.95", "13.1"), encoding="utf-8")
+    status, output, report = gpu_check(gpu_machine, "--only", "benchmarks,training,ranks")
+    assert status == 1
+    assert report["stages"]["benchmarks"]["problems"] == ["swiglu_forward/N=16384: out[3] is 0.5"]
+    assert len(report["stages"]["training"]["problems"]) == 3 and "13.100" in report["stages"]["training"]["problems"][0]
+    assert any("not the same bits" in problem for problem in report["stages"]["ranks"]["problems"])
+
+
+def test_a_missing_driver_fails_the_machine_stage(gpu_machine):
+    write_program(gpu_machine / "bin/nvidia-smi", "#!/bin/sh\nexit 9\n")
+    status, output, report = gpu_check(gpu_machine, "--only", "machine")
+    assert status == 1 and "nvidia-smi does not answer" in report["stages"]["machine"]["problems"][0]
 
 
 def test_usage(pack, tmp_path):
