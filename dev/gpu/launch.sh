@@ -235,13 +235,15 @@ if [ "$device" = cuda ]; then
     PMIX_SYSCONFDIR=$pack/openmpi/etc
     export OPAL_PREFIX OPAL_BINDIR OPAL_LIBDIR OPAL_PKGLIBDIR OPAL_DATADIR OPAL_PKGDATADIR OPAL_SYSCONFDIR
     export PMIX_PREFIX PMIX_LIBDIR PMIX_PKGLIBDIR PMIX_DATADIR PMIX_PKGDATADIR PMIX_SYSCONFDIR
+    # Plugins of the machine's own hwloc are of another version, and one looks for GPUs.
+    HWLOC_PLUGINS_PATH=$pack/openmpi/etc
+    export HWLOC_PLUGINS_PATH
     PATH=$pack/openmpi/bin${PATH:+:$PATH}
     export PATH
     # All ranks are on this machine; there is no ssh to look for, and containers often forbid reading another process's memory.
-    default OMPI_MCA_plm isolated
-    default OMPI_MCA_btl self,vader,tcp
-    default OMPI_MCA_pml ob1
-    default OMPI_MCA_btl_vader_single_copy_mechanism none
+    # A container made for another OpenMPI may have set these to components that are not here.
+    OMPI_MCA_plm=isolated OMPI_MCA_btl=self,vader,tcp OMPI_MCA_pml=ob1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+    export OMPI_MCA_plm OMPI_MCA_btl OMPI_MCA_pml OMPI_MCA_btl_vader_single_copy_mechanism
 fi
 # More ranks than cores, each free to use all its threads; and containers where everyone is root.
 default OMPI_MCA_rmaps_base_oversubscribe 1

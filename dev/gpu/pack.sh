@@ -215,10 +215,14 @@ host_run() {
 
 mkdir "$new/host"
 inputs=$( (cat build/cpu-{BF16,FP32}/train_gpt "$new"/data/*.bin; echo "${SAME_RUN[@]}" / "$MICRO_BATCH" / "${CONTROLS_BF16[@]}" / "${CONTROLS_FP32[@]}") | sha256sum | cut -d ' ' -f 1)
-if [ "$(cat "$out/host/inputs" 2>/dev/null)" = "$inputs" ]; then
-    cp "$out"/host/*.jsonl "$new/host/"
-    echo "the programs, data and options of the host's runs are as before; their results are kept"
-fi
+# Both kinds of pack hold the same runs.
+for earlier in "$out" build/gpu-pack build/host-pack; do
+    if [ "$(cat "$earlier/host/inputs" 2>/dev/null)" = "$inputs" ]; then
+        cp "$earlier"/host/*.jsonl "$new/host/"
+        echo "the host's runs are kept from $earlier: their programs, data and options are the same"
+        break
+    fi
+done
 echo "$inputs" >"$new/host/inputs"
 controls=()
 run_with_controls() {
