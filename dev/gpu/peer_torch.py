@@ -69,7 +69,7 @@ class Run:
         self.report: Report = {"config": str(arguments.config), "mode": arguments.mode, "weights": arguments.weights, "device": arguments.device,
                                "micro_batch": arguments.micro_batch, "seq_len": arguments.seq_len, "drop": arguments.drop}
         self.phase = "start"
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may come while the main thread holds it
         self._finished = False
 
     def seconds_left(self) -> float:
@@ -137,18 +137,18 @@ def attention_backends(torch: Any) -> dict[str, Any]:
     return {"flash": backend.FLASH_ATTENTION, "cudnn": backend.CUDNN_ATTENTION}
 
 
-def choose_attention(torch: Any, config: Any, B: int, T: int) -> tuple[str, Report]:
+def choose_attention(torch: Any, config: Any, B: int, T: int, device: str) -> tuple[str, Report]:
     """The faster of PyTorch's flash and cuDNN attention on this shape, forward and backward, as transformers lays q, k and v out.
 
     A backend that fails is left out; when the two disagree, flash is taken, being PyTorch's own choice.
     """
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    clock = Clock(torch, "cuda")
-    generator = torch.Generator(device="cuda").manual_seed(1)
+    clock = Clock(torch, device)
+    generator = torch.Generator(device=device).manual_seed(1)
 
     def tensor(count: int) -> Any:
-        return torch.randn(B, T, count, head_dim, device="cuda", dtype=torch.bfloat16, generator=generator).transpose(1, 2)
+        return torch.randn(B, T, count, head_dim, device=device, dtype=torch.bfloat16, generator=generator).transpose(1, 2)
 
     inputs = [tensor(count).requires_grad_() for count in (heads, kv_heads, kv_heads)]
     d_out = tensor(heads)
@@ -258,12 +258,15 @@ def measure(run: Run) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import torch
+    import torch.nn.attention
     import transformers
 
     report.update(torch=torch.__version__, transformers=transformers.__version__)
     cuda = arguments.device == "cuda"
     if cuda and not torch.cuda.is_available():
         raise RuntimeError("PyTorch finds no CUDA device; --device cpu runs small shapes on the CPU")
+    if not cuda:
+        torch.set_num_threads(1)  # only the program is tested there, and it must not wait for busy cores
     report["device_name"] = torch.cuda.get_device_name() if cuda else "cpu"
 
     config = transformers.Qwen2Config.from_json_file(str(arguments.config))
@@ -276,12 +279,16 @@ def measure(run: Run) -> None:
     if not cuda:
         attention = "default"
     elif attention == "best":
-        attention, report["attention_choice"] = choose_attention(torch, config, arguments.micro_batch, arguments.seq_len)
+        attention, report["attention_choice"] = choose_attention(torch, config, arguments.micro_batch, arguments.seq_len, "cuda")
         torch.cuda.empty_cache()
 
-    while True:
+    done = False
+    while not done:
         report["attention"] = attention
         run.step_ms.clear()
+        for key in ("loss_first", "loss_last", "first_step_s"):
+            report.pop(key, None)
+        model = None
         try:
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
@@ -290,6 +297,7 @@ def measure(run: Run) -> None:
             report["params"] = sum(parameter.numel() for parameter in model.parameters())
             with attention_context(torch, attention):
                 train(torch, model, config, run)
+            done = True
         except RuntimeError as error:
             # cuDNN may refuse inside the model, or in the compiler, what it took alone. Memory is another matter.
             if isinstance(error, torch.OutOfMemoryError) or attention != "cudnn" or arguments.attention != "best" or run.seconds_left() < 0:
@@ -303,12 +311,9 @@ def measure(run: Run) -> None:
             else:
                 import resource
                 report["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if run.step_ms:
-            break
         del model
-        if arguments.mode == "compile":
+        if not done:
             torch._dynamo.reset()
-        if cuda:
             torch.cuda.empty_cache()
 
     if not all(math.isfinite(report.get(key, math.nan)) for key in ("loss_first", "loss_last")):
