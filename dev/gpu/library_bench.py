@@ -438,14 +438,14 @@ OPERATIONS: dict[str, Operation] = {
 # ---- the program ---------------------------------------------------------------------------------------------------------------------
 
 def parse_name(name: str) -> tuple[str, Sizes]:
-    """`op/KEY=value/...`; what Google Benchmark appends (`iterations:1`) has no `=` and is left out."""
     op, *parts = name.split("/")
     return op, {key: int(value) for key, _, value in (part.partition("=") for part in parts) if value.isdigit()}
 
 
 def names_of(ours: dict[str, Any]) -> list[str]:
-    """Each benchmark once, also one whose own check failed."""
-    return list(dict.fromkeys(entry["name"] for entry in ours["benchmarks"] if entry.get("run_type", "iteration") == "iteration"))
+    """Each benchmark once, also one whose own check failed, without what Google Benchmark may append (`/iterations:1/manual_time`)."""
+    names = (entry.get("run_name", entry["name"]).split("/iterations:")[0].removesuffix("/manual_time") for entry in ours["benchmarks"])
+    return list(dict.fromkeys(names))
 
 
 @dataclass
