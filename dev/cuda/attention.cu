@@ -40,8 +40,10 @@ public:
 
     struct Query {
         std::vector<double> s, s_error, p;  // scores, and weights, of keys 0 .. i
-        double lse, lse_error;
-        std::vector<double> out, out_error;  // (HD); the error with its rounding to floatX
+        double lse, lse_error, p_error;      // p_error: relative
+    };
+    struct Output {
+        std::vector<double> value, error;  // (HD); the error with its rounding to floatX
     };
 
     // score   q is scaled (1 rounding) and multiplied with k: |error of s_j| <= (HD + 4) u scale |q| |k_j| (lengths, by Cauchy and Schwarz)
@@ -49,7 +51,7 @@ public:
     //         each rescaling, at most one every 16 keys, is within 4 u and a product: r_j = |error of s_j| + u (max s - s_j + 4 + 6 tiles)
     // out     sum p_j v_j over sum p_j: max r, once for each sum; then the sums' own errors, and the quotient
     // lse     max r, the sum, the logarithm (4 u) and the last addition
-    Query query(int i, const std::vector<double>& q) const {
+    Query query(int i, const double* q) const {
         const int T = shape_.T, HD = shape_.HD, keys = i + 1;
         Query result;
         result.s.assign(keys, 0);
@@ -70,28 +72,34 @@ public:
         }
         for (double& p : result.p) p /= sum;
         result.lse = largest + std::log(sum);
+        result.p_error = r;
         result.lse_error = r + bench::sum_error(keys) + kRoundoff32 * (4 * std::log(sum) + std::abs(result.lse));
-        result.out.assign(HD, 0);
+        return result;
+    }
+
+    Output output(const Query& query) const {
+        const int HD = shape_.HD;
+        Output result = {std::vector<double>(HD), {}};
         std::vector<double> size(HD);
-        for (int j = 0; j < keys; j++) {
-            const double* const v_j = &v[static_cast<size_t>(j) * HD];
+        for (size_t j = 0; j < query.p.size(); j++) {
             for (int d = 0; d < HD; d++) {
-                result.out[d] += result.p[j] * v_j[d];
-                size[d] += result.p[j] * std::abs(v_j[d]);
+                result.value[d] += query.p[j] * v[j * HD + d];
+                size[d] += query.p[j] * std::abs(v[j * HD + d]);
             }
         }
-        for (int d = 0; d < HD; d++) result.out_error.push_back(bench::stored<floatX>(result.out[d], (2 * r + 2 * bench::sum_error(keys) + 4 * kRoundoff32) * size[d]));
+        const double relative = 2 * query.p_error + 2 * bench::sum_error(query.p.size()) + 4 * kRoundoff32;
+        for (int d = 0; d < HD; d++) result.error.push_back(bench::stored<floatX>(result.value[d], relative * size[d]));
         return result;
     }
 
     // What one pair of query and key gives to the gradients, with |dp| the sum of magnitudes:
     //   p    again from s and lse: relative error rp = errors of s and lse + u (|s - lse| + 4)
-    //   dp   (HD + 4) u |dp|;   D = sum dout out: the roundings, and |dout| times the error of out (the stored one is used)
+    //   dp   (HD + 4) u |dp|;   D = sum dout out, of the stored out, which is an input here: (HD + 8) u sum |dout out|
     //   ds = p (dp - D): p (rp |dp - D| + e + 2 u |dp - D|), e the errors of dp and D together
     struct Pair {
         double p, p_error, ds, ds_error;
     };
-    Pair pair(const Query& query, int j, const std::vector<double>& dout, double D, double D_error) const {
+    Pair pair(const Query& query, int j, const double* dout, double D, double D_error) const {
         double dp = 0, dp_size = 0;
         for (int d = 0; d < shape_.HD; d++) {
             const double term = dout[d] * v[static_cast<size_t>(j) * shape_.HD + d];
@@ -103,13 +111,13 @@ public:
         return {p, p * rp, p * (dp - D), p * ((rp + 2 * kRoundoff32) * difference + e)};
     }
     // D of a query, and its error.
-    static std::pair<double, double> row_dot(const Query& query, const std::vector<double>& dout) {
-        double D = 0, error = 0;
-        for (size_t d = 0; d < dout.size(); d++) {
-            D += dout[d] * query.out[d];
-            error += std::abs(dout[d]) * (query.out_error[d] + (dout.size() + 8) * kRoundoff32 * std::abs(query.out[d]));
+    static std::pair<double, double> row_dot(const double* out, const double* dout, int HD) {
+        double D = 0, size = 0;
+        for (int d = 0; d < HD; d++) {
+            D += dout[d] * out[d];
+            size += std::abs(dout[d] * out[d]);
         }
-        return {D, error};
+        return {D, (HD + 8) * kRoundoff32 * size};
     }
 
     std::vector<double> q_of(const bench::Buffer<floatX>& qkv, int head, int i) const {
@@ -163,11 +171,12 @@ void forward(bench::Case& c, const Shape& shape) {
     c.run([&](cudaStream_t stream) { attention_forward(out, lse, qkv, qkv + k_first, qkv + v_first, shape.args(), stream); });
     for (const auto& [b, head, i] : sample_queries(shape)) {
         const Head heads(shape, qkv, b, head / (shape.NH / shape.NKV));
-        const Head::Query want = heads.query(i, heads.q_of(qkv, head, i));
+        const Head::Query query = heads.query(i, heads.q_of(qkv, head, i).data());
+        const Head::Output want = heads.output(query);
         const size_t lse_at = (static_cast<size_t>(b) * shape.NH + head) * shape.T + i, out_at = heads.out_at(head, i);
-        c.expect("lse", lse_at, lse.at(lse_at), want.lse, want.lse_error);
+        c.expect("lse", lse_at, lse.at(lse_at), query.lse, query.lse_error);
         const std::vector<double> got = out.fetch(out_at, shape.HD);
-        for (int d = 0; d < shape.HD; d++) c.expect("out", out_at + d, got[d], want.out[d], want.out_error[d]);
+        for (int d = 0; d < shape.HD; d++) c.expect("out", out_at + d, got[d], want.value[d], want.error[d]);
     }
     c.time(bench::bytes(qkv, out, lse), shape.forward_flops());
 }
@@ -187,12 +196,12 @@ void backward(bench::Case& c, const Shape& shape) {
 
     for (const auto& [b, head, i] : sample_queries(shape)) {
         const Head heads(shape, qkv, b, head / group);
-        const Head::Query query = heads.query(i, heads.q_of(qkv, head, i));
-        const std::vector<double> grad = dout.fetch(heads.out_at(head, i), HD);
-        const auto [D, D_error] = Head::row_dot(query, grad);
+        const Head::Query query = heads.query(i, heads.q_of(qkv, head, i).data());
+        const std::vector<double> grad = dout.fetch(heads.out_at(head, i), HD), out_row = out.fetch(heads.out_at(head, i), HD);
+        const auto [D, D_error] = Head::row_dot(out_row.data(), grad.data(), HD);
         Sums dq(HD);
         for (int j = 0; j <= i; j++) {
-            const Head::Pair pair = heads.pair(query, j, grad, D, D_error);
+            const Head::Pair pair = heads.pair(query, j, grad.data(), D, D_error);
             dq.add(&heads.k[static_cast<size_t>(j) * HD], heads.scale() * pair.ds, heads.scale() * pair.ds_error);
         }
         dq.expect(c, "dq", dqkv, (static_cast<size_t>(b) * T + i) * shape.row() + static_cast<size_t>(head) * HD, i + 1);
@@ -204,15 +213,15 @@ void backward(bench::Case& c, const Shape& shape) {
     std::vector<Sums> dk(keys.size(), Sums(HD)), dv(keys.size(), Sums(HD));
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
         const std::vector<double> q = qkv.block(b * static_cast<size_t>(T) * shape.row() + static_cast<size_t>(head) * HD, T, shape.row(), HD);
-        const std::vector<double> grads = dout.block(heads.out_at(head, 0), T, shape.width(), HD);
+        const std::vector<double> grads = dout.block(heads.out_at(head, 0), T, shape.width(), HD), outs = out.block(heads.out_at(head, 0), T, shape.width(), HD);
         for (int i = 0; i < T; i++) {
-            const std::vector<double> q_i(&q[static_cast<size_t>(i) * HD], &q[static_cast<size_t>(i) * HD] + HD), grad(&grads[static_cast<size_t>(i) * HD], &grads[static_cast<size_t>(i) * HD] + HD);
+            const double *const q_i = &q[static_cast<size_t>(i) * HD], *const grad = &grads[static_cast<size_t>(i) * HD];
             const Head::Query query = heads.query(i, q_i);
-            const auto [D, D_error] = Head::row_dot(query, grad);
+            const auto [D, D_error] = Head::row_dot(&outs[static_cast<size_t>(i) * HD], grad, HD);
             for (size_t index = 0; index < keys.size() && static_cast<int>(keys[index]) <= i; index++) {
                 const Head::Pair pair = heads.pair(query, static_cast<int>(keys[index]), grad, D, D_error);
-                dk[index].add(q_i.data(), heads.scale() * pair.ds, heads.scale() * pair.ds_error);
-                dv[index].add(grad.data(), pair.p, pair.p_error);
+                dk[index].add(q_i, heads.scale() * pair.ds, heads.scale() * pair.ds_error);
+                dv[index].add(grad, pair.p, pair.p_error);
             }
         }
     }

@@ -155,11 +155,11 @@ public:
     operator T*() const { return data_; }
     size_t count() const { return count_; }
     size_t bytes() const { return count_ * sizeof(T); }
-    void poison() const { CUDA_CHECK(cudaMemsetAsync(data_, 0xFF, bytes(), stream())); }
 
-    std::vector<T> download() const {
-        std::vector<T> values(count_);
-        CUDA_CHECK(cudaMemcpyAsync(values.data(), data_, bytes(), cudaMemcpyDeviceToHost, stream()));
+    std::vector<T> download() const { return download(count_); }
+    std::vector<T> download(size_t count) const {
+        std::vector<T> values(count);
+        CUDA_CHECK(cudaMemcpyAsync(values.data(), data_, count * sizeof(T), cudaMemcpyDeviceToHost, stream()));
         synchronize();
         return values;
     }
@@ -168,11 +168,16 @@ public:
         const size_t wanted = rows * cols;
         CHECK(wanted == 0 || first + (rows - 1) * row_stride + (cols - 1) * col_stride < count_, "a check reads outside of its buffer of %zu elements", count_);
         if (wanted == 0) return {};
-        const Buffer gathered(wanted);
-        launch(gather_kernel<T>, grid_for(wanted, 256), 256, 0, stream(), gathered.get(), static_cast<const T*>(data_), first, rows, row_stride, cols, col_stride);
+        // One staging buffer for all, never freed: checks fetch thousands of times.
+        static Buffer* staging = nullptr;
+        if (staging == nullptr || staging->count_ < wanted) {
+            delete staging;
+            staging = new Buffer(std::max<size_t>(wanted, 1 << 16));
+        }
+        launch(gather_kernel<T>, grid_for(wanted, 256), 256, 0, stream(), staging->data_, static_cast<const T*>(data_), first, rows, row_stride, cols, col_stride);
         std::vector<double> values;
         values.reserve(wanted);
-        for (const T value : gathered.download()) values.push_back(to_double(value));
+        for (const T value : staging->download(wanted)) values.push_back(to_double(value));
         return values;
     }
     // `count` elements as doubles, `stride` apart.
