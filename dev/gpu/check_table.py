@@ -38,16 +38,24 @@ def rank_lines(results: dict[str, Any]) -> Iterator[str]:
         yield f"{what}: {outcome}"
 
 
+KERNEL_LINES = 20
+
+
 def benchmark_lines(results: dict[str, Any]) -> Iterator[str]:
-    """One line an operation: its largest shape."""
+    """One line an operation: its largest shape. The longest of them, the others are in the record."""
     largest: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, row in results.get("kernels", {}).items():
         operation = name.split("/")[0]
         if operation not in largest or max(row["bytes"], row["flops"]) >= max(largest[operation][1]["bytes"], largest[operation][1]["flops"]):
             largest[operation] = (name, row)
+    shown = sorted((row["us"] for _, row in largest.values()), reverse=True)[:KERNEL_LINES]
     for name, row in largest.values():
+        if row["us"] < shown[-1]:
+            continue
         beside = f"   {row['library']} {row['library_us']:.1f} us" if "library_us" in row else ""
         yield f"{name:58} {row['us']:10.1f} us  {100 * row['share']:5.1f}% of {row['of']}{beside}"
+    if len(largest) > len(shown):
+        yield f"and {len(largest) - len(shown)} shorter ones, other shapes: report.json"
     if results.get("library_problem"):
         yield results["library_problem"]
 
