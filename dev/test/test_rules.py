@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = sorted([*ROOT.glob("*.cu"), *(ROOT / "llmc").glob("*"), *(ROOT / "dev/test").glob("*.cu*")])
+PRODUCT = sorted([*ROOT.glob("*.cu"), *(ROOT / "llmc").glob("*"), *(ROOT / "dev/cuda").glob("*.cu*"), *(ROOT / "dev/test").glob("*.cu*")])
 
 
 def code_of(path: Path) -> str:
@@ -37,6 +37,14 @@ def test_shared_arrays_go_through_the_macro():
 def test_no_third_party_header_reaches_nvcc():
     seen_by_nvcc = [path for path in PRODUCT if path.suffix in (".cu", ".cuh", ".h") and "host_test" not in path.name and path.parent.name != "test"]
     assert holders(r"#include <(CLI|nlohmann|xxhash|fmt|gtest)", seen_by_nvcc) == []
+    assert holders(r"#include <benchmark/", seen_by_nvcc) == ["dev/cuda/bench.cuh"]  # small enough for nvcc, and no part of the trainer
+
+
+def test_every_kernel_header_has_a_benchmark_that_includes_it():
+    for header in holders(r"__global__", sorted((ROOT / "llmc").glob("*.cuh"))):
+        benchmark = ROOT / "dev/cuda" / (Path(header).stem + ".cu")
+        assert benchmark.exists(), f"{header} holds kernels; add {benchmark.relative_to(ROOT)}"
+        assert f'#include "{header}"' in benchmark.read_text(encoding="utf-8"), f"{benchmark.relative_to(ROOT)} does not include {header}"
 
 
 def test_hostcuda_knows_nothing_of_the_trainer():
