@@ -9,8 +9,8 @@
 #   lib/         shared libraries that are neither the C and C++ libraries nor CUDA's
 #   openmpi/     mpirun and the components that ranks on one machine use
 #   data/        byte tokens of this project's own sources;  reference/  the dumps test_gpt compares with
-#   host/        metrics of the same short training run on the CPU build: BF16 and FP32, and the same with other micro-batches,
-#                which are the same sums rounded differently (how far two right answers may lie apart)
+#   host/        metrics of the same short training run on the CPU build, BF16 and FP32; and of controls: other micro-batches and
+#                products summed in another order, which is the same run rounded differently (how far two right answers may lie apart)
 #   pack.json    what it is, and the options of that run (their paths are relative to the pack)
 #
 # The host part is for x86-64-v2, any x86-64 of the last 12 years. Doing it again is quick: the host's runs are kept while their inputs stay.
@@ -32,6 +32,8 @@ readonly STEPS=20
 readonly MICRO_BATCH=8
 readonly CONTROLS_BF16=(1 2 4)
 readonly CONTROLS_FP32=(2)
+# Vector instructions of oneDNN's products in a control: other ones than a machine with AVX-512 takes, so that they sum in another order.
+readonly CONTROL_ISA=AVX2
 SAME_RUN=(--preset tiny --steps "$STEPS" --warmup 5 --lr 1e-3 --seq-len 128 --total-batch 2048 --seed 1
     --val-every 0 --val-batches 1 --sample-every 0 --train-data 'data/train_*.bin' --val-data 'data/val_*.bin')
 readonly SAME_RUN
@@ -197,12 +199,13 @@ for model in llama qwen2 qwen3; do
     cp dev/reference/$model/* "$new/reference/$model/"
 done
 
-# host_run NAME PRECISION MICRO_BATCH: host/NAME.jsonl, or nothing to do when it is there already.
+# host_run NAME PRECISION MICRO_BATCH [VARIABLE=VALUE]: host/NAME.jsonl, or nothing to do when it is there already.
 repository=$PWD
 host_run() {
     local name=$1 precision=$2 micro_batch=$3 seconds=$SECONDS
+    shift 3
     if [ -f "$new/host/$name.jsonl" ]; then return 0; fi
-    (cd "$new" && "$repository/build/cpu-$precision/train_gpt" "${SAME_RUN[@]}" --micro-batch "$micro_batch" --out run >run.log 2>&1) || {
+    (cd "$new" && env "$@" "$repository/build/cpu-$precision/train_gpt" "${SAME_RUN[@]}" --micro-batch "$micro_batch" --out run >run.log 2>&1) || {
         cat "$new/run.log" >&2
         die "the host's run $name failed (see above)"
     }
@@ -214,7 +217,7 @@ host_run() {
 }
 
 mkdir "$new/host"
-inputs=$( (cat build/cpu-{BF16,FP32}/train_gpt "$new"/data/*.bin; echo "${SAME_RUN[@]}" / "$MICRO_BATCH" / "${CONTROLS_BF16[@]}" / "${CONTROLS_FP32[@]}") | sha256sum | cut -d ' ' -f 1)
+inputs=$( (cat build/cpu-{BF16,FP32}/train_gpt "$new"/data/*.bin; echo "${SAME_RUN[@]}" / "$MICRO_BATCH" / "${CONTROLS_BF16[@]}" / "${CONTROLS_FP32[@]}" / "$CONTROL_ISA") | sha256sum | cut -d ' ' -f 1)
 # Both kinds of pack hold the same runs.
 for earlier in "$out" build/gpu-pack build/host-pack; do
     if [ "$(cat "$earlier/host/inputs" 2>/dev/null)" = "$inputs" ]; then
@@ -231,7 +234,7 @@ run_with_controls() {
     host_run "$name" "$precision" "$MICRO_BATCH"
     for micro_batch; do
         number=$((number + 1))
-        host_run "$name.control$number" "$precision" "$micro_batch"
+        host_run "$name.control$number" "$precision" "$micro_batch" "ONEDNN_MAX_CPU_ISA=$CONTROL_ISA"
         controls+=("$name.control$number=$micro_batch")
     done
 }
@@ -254,17 +257,16 @@ newest_version() {
 bytes=$(find "$new" -type f -printf '%s\n' | awk '{ sum += $1 } END { print sum }')
 
 python3 - "$new/pack.json" "$device" "$commit" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$nvcc" "$archs" "$bytes" "$STEPS" "$(newest_version GLIBC) $(newest_version GLIBCXX)" \
-    "${SAME_RUN[*]} --micro-batch $MICRO_BATCH" "${controls[*]}" <<'PYTHON'
+    "${SAME_RUN[*]} --micro-batch $MICRO_BATCH" "${controls[*]}" "$CONTROL_ISA" <<'PYTHON'
 import json, sys
 
-path, device, commit, date, nvcc, archs, total, steps, needs, options, controls = sys.argv[1:]
-options = options.split(" ")
-runs = [dict(zip(("name", "micro_batch"), control.split("="))) for control in controls.split(" ")]
+path, device, commit, date, nvcc, archs, total, steps, needs, options, controls, isa = sys.argv[1:]
+runs = [control.split("=") for control in controls.split(" ")]
 record = {
     "device": device, "commit": commit, "date": date, "nvcc": nvcc or None, "archs": archs or None, "bytes": int(total), "needs": needs.split(),
     "same_run": {
-        "options": options, "steps": int(steps),
-        "controls": [{"file": f"host/{run['name']}.jsonl", "options": options[:-1] + [run["micro_batch"]]} for run in runs],
+        "options": options.split(" "), "steps": int(steps),
+        "controls": [{"file": f"host/{name}.jsonl", "micro_batch": int(size), "environment": {"ONEDNN_MAX_CPU_ISA": isa}} for name, size in runs],
     },
 }
 with open(path, "w", encoding="utf-8") as file:
