@@ -103,7 +103,7 @@ LINK = $(CXX) $(SANITIZE) -rdynamic -o $@
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The programs
-.PHONY: train_gpt test_gpt bench programs test test-long clean banner data
+.PHONY: train_gpt test_gpt bench programs test test-long test-cuda clean banner data
 train_gpt test_gpt bench: %: $(VARIANT)/% | banner
 	@ln -sfn $< $@
 train_gpt: | data
@@ -240,6 +240,7 @@ $(foreach n,1 2 3 5 7,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_ze
 $(foreach n,2 3 4,"mpi name=ranks-$(n) np=$(n) $(B)/dev/test/mpi_test_ranks $(SHARDS) build/test-logs")
 "mpi name=train-asan np=2 timeout=600 $(ASAN_RUN) $(A)/train_gpt $(THREE_STEPS) --out build/test-logs/asan"
 "mpi name=train-tsan np=2 timeout=900 $(TSAN_RUN) $(T)/train_gpt $(THREE_STEPS) --out build/test-logs/tsan"
+"run name=gpu-check-on-this-cpu timeout=600 bash dev/gpu/check.sh --host --out build/test-logs/gpu-check"
 "run name=tiny-beats-bigram timeout=600 $(PYTHON) dev/test/tiny_beats_bigram.py"
 "pytest timeout=1500 dev/test"
 endef
@@ -255,9 +256,16 @@ $(foreach n,1 3 5,"mpi name=zero-fp32-$(n) np=$(n) $(F)/dev/test/mpi_test_zero")
 "mpi name=ranks-6 np=6 $(B)/dev/test/mpi_test_ranks $(SHARDS) build/test-logs"
 endef
 
+# Where nvcc is: what can be said of the GPU build without a GPU.
+define SUITES_CUDA
+"run name=cuda-build timeout=1200 bash dev/test/check_cuda_build.sh"
+"run name=gpu-pack timeout=1200 bash dev/gpu/pack.sh"
+"run name=gpu-pack-starts timeout=300 bash dev/test/check_pack.sh"
+endef
+
 .PHONY: build-tests build-long-tests
 build-tests:
-	$(MAKE) DEVICE=cpu PRECISION=BF16 train_gpt test_gpt variant-tests host-tests hostcuda-tests
+	$(MAKE) DEVICE=cpu PRECISION=BF16 train_gpt test_gpt bench variant-tests host-tests hostcuda-tests
 	$(MAKE) DEVICE=cpu PRECISION=FP32 variant-tests
 	NVCC= $(MAKE) PRECISION=BF16 CXX=clang++ variant-tests
 	$(MAKE) DEVICE=cpu PRECISION=BF16 ASAN=1 programs kernel-tests
@@ -266,6 +274,8 @@ build-long-tests: build-tests
 	$(MAKE) DEVICE=cpu ASAN=1 host-tests hostcuda-tests
 	$(MAKE) DEVICE=cpu TSAN=1 hostcuda-tests
 
+test-cuda:
+	@$(PYTHON) dev/test/run_tests.py $(strip $(SUITES_CUDA))
 test: build-tests
 	@$(PYTHON) dev/test/run_tests.py $(strip $(SUITES_TEST))
 test-long: build-long-tests

@@ -2,7 +2,7 @@
 # Installs what the tests need, builds and runs them (`make test`). The last line is `N passed, N failed, N skipped`; the exit
 # status is 0 only when nothing failed.
 #
-#   bash scripts/test.sh [make target]      default: test; `test-long` for the full matrices
+#   bash scripts/test.sh [make target]      default: test; `test-long` for the full matrices; `test-cuda` (needs nvcc) for the GPU build
 #
 # DRY_RUN=1 prints which packages it would install, and stops.
 # shellcheck disable=SC2317  # the has_... functions are called through need
@@ -16,11 +16,13 @@ logs=build/test-logs
 
 has_venv() { python3 -c 'import ensurepip, venv' >/dev/null 2>&1; }
 has_gtest() { has_header gtest/gtest.h; }
+has_benchmark() { has_header benchmark/benchmark.h; }
 clang_has_sanitizers() { echo 'int main() {}' | clang++ -x c++ -fsanitize=address -o /dev/null - >/dev/null 2>&1; }
 
 say "system packages"
 install_build_packages
 need libgtest-dev "unit tests" has_gtest
+need libbenchmark-dev "kernel benchmarks" has_benchmark
 need clang "the second compiler the code must build with" has_program clang++
 need python3-venv "a Python environment of the tests' own" has_venv
 need shellcheck "checks the shell scripts" has_program shellcheck

@@ -174,9 +174,10 @@ def same_run(check: Check, results: dict[str, Any]) -> list[str]:
             if len(ours) != len(reference):
                 problems.append(f"{precision}: {len(ours)} steps here, {len(reference)} in the pack")
                 continue
-            bound = 1e-4 if precision == "fp32" else 2 * max(distance(pack_curve(check, control, field), reference) for control in controls)
+            control = max(distance(pack_curve(check, name, field), reference) for name in controls)
+            bound = 1e-4 if precision == "fp32" else 2 * control
             found, first = distance(ours, reference), distance(ours[:1], reference[:1])
-            results[precision][field] = {"here": ours, "host": reference, "distance": found, "bound": bound}
+            results[precision][field] = {"here": ours, "host": reference, "distance": found, "bound": bound, "control": control}
             if not found <= bound:
                 problems.append(f"{precision}: {field} is {found:.2e} from the CPU's, the bound is {bound:.2e}")
             if (precision, field) == ("fp32", "loss") and not first <= 1e-5:

@@ -29,7 +29,7 @@ def test_lines(results: dict[str, Any]) -> Iterator[str]:
 
 def same_run_lines(results: dict[str, Any]) -> Iterator[str]:
     for precision, fields in results.items():
-        yield f"{precision}: " + "; ".join(f"{field} {row['here'][0]:.4f} to {row['here'][-1]:.4f} (CPU {row['host'][-1]:.4f}), distance {row['distance']:.1e} of {row['bound']:.1e} allowed"
+        yield f"{precision}: " + "; ".join(f"{field} {row['here'][0]:.4f} to {row['here'][-1]:.4f} (CPU {row['host'][-1]:.4f}), distance {row['distance']:.1e} (controls {row['control']:.1e}, allowed {row['bound']:.1e})"
                                            for field, row in fields.items())
 
 

@@ -106,7 +106,7 @@ def pack(tmp_path):
         write_program(folder / "bin" / name, TRAINER.replace("FACTOR", "1.0"))
     (folder / "pack.json").write_text(json.dumps({"device": "cpu", "commit": "0" * 40, "same_run": {"options": ["--seed", "1"]}}), encoding="utf-8")
     (folder / "host").mkdir()
-    for name, factor in (("bf16", 1.0), ("bf16.control1", 1.001), ("fp32", 1.0)):
+    for name, factor in (("bf16", 1.0), ("bf16.control1", 1.001), ("fp32", 1.0), ("fp32.control1", 1.0000001)):
         lines = [json.dumps({"kind": "train", "step": step, "loss": (5.0 - step / 10) * factor, "grad_norm": 2.0 * factor}) for step in range(20)]
         (folder / "host" / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
