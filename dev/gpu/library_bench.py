@@ -511,7 +511,8 @@ def measure(measurement: Measurement, names: list[str], precision: str) -> None:
         if candidate.compiled and not arguments.compile:
             break
         if measurement.seconds_left() < (longest_compile if candidate.compiled else 0):
-            report["ended_early"] = f"--seconds-limit {arguments.seconds_limit:g}: {len(planned) - number} of {len(planned)} candidates not tried, from {candidate.name()} of {name} on"
+            report["ended_early"] = (f"--seconds-limit {arguments.seconds_limit:g}: {len(planned) - number} of {len(planned)} candidates not tried, "
+                                     f"from {candidate.name()} of {name} on")
             break
         measurement.phase = f"{candidate.name()} of {name}"
         begin = time.monotonic()
