@@ -13,7 +13,7 @@ the device first waits until the host has queued all runs.
 
 Important operations come first, everything without the compiler before anything with it; when --seconds-limit is over, what is there is written.
 
-Needs PyTorch only; `dev/test/test_peer.py --torch PYTHON` runs it with such a Python on a CPU.
+Needs PyTorch only (written for 2.11), which this repository's tests do without; dev/test/test_peer.py says how to run it on a CPU too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ checkpointing, labels for all T positions, clip_grad_norm_ at 1, fused AdamW tha
 --weights bf16   parameters, gradients and moments in bf16: the fastest choice, less exact than ours (we keep fp32 masters and moments).
 --weights fp32   fp32 parameters and moments under autocast to bf16: our exactness, or a little more (autocast keeps the residual stream in fp32).
 --attention      best (on a GPU): times PyTorch's flash and cuDNN attention on this very shape, lets them check each other, takes the faster one.
-                 PyTorch itself would always take flash, which on Hopper is the slower one.
+                 PyTorch's own order of preference does not ask for speed; on Hopper cuDNN's is reported to be the faster one.
 
 The mask is given as "none, causal": under torch.compile transformers would otherwise write out a (T, T) mask, which rules both fast kernels out.
 The only fp32 product is that of positions and frequencies in the rotary embedding (TF32 would turn its angles wrong and save nothing), so
@@ -19,7 +19,7 @@ The answer is one JSON object in FILE, also after a failure (then with `error`, 
 the start of the program, imports and compilation included; a run that has three counted steps by then is a result, with fewer it is an error.
 A step's time is from the end of the step before to its own end (CUDA events), so nothing between steps goes unseen; the median counts.
 
-Needs PyTorch and transformers, which the tests of this repository do not have: `dev/test/test_peer.py --torch PYTHON` runs this with such a Python on a CPU.
+Needs PyTorch and transformers (written for 2.11 and 5.17), which this repository's tests do without; dev/test/test_peer.py says how to run it on a CPU too.
 """
 
 from __future__ import annotations

@@ -176,14 +176,14 @@ if TORCH_PYTHON:
 
     def test_library_measures_every_operation(tmp_path: Path, ours):
         names = ["attention_forward/B=2/T=32/NH=4/NKV=2/HD=32", "attention_backward/B=2/T=32/NH=4/NKV=2/HD=32",
-                 "matmul_forward/N=64/C=64/OC=96/bias=0", "matmul_forward/N=64/C=64/OC=96/bias=1", "matmul_backward_input/N=64/C=64/OC=96", "matmul_backward_weight/N=64/C=64/OC=96", "bias_backward/N=64/OC=96",
-                 "cross_entropy_forward/N=64/V=257/Vp=384", "cross_entropy_forward_backward/N=64/V=257/Vp=384", "rmsnorm_forward/N=64/C=64",
-                 "fused_residual_rmsnorm_forward/N=64/C=64", "rmsnorm_backward/N=64/C=64/accumulate=0", "rmsnorm_backward/N=64/C=64/accumulate=1",
-                 "qk_norm_forward/N=64/NH=4/NKV=2/HD=32", "qk_norm_backward/N=64/NH=4/NKV=2/HD=32", "swiglu_forward/N=64/F=96", "swiglu_backward/N=64/F=96",
-                 "rope_forward/B=2/T=32/heads=6/HD=32/row=256", "rope_backward/B=2/T=32/heads=6/HD=32/row=256", "embedding_forward/N=64/C=64/V=257",
-                 "embedding_backward/N=64/C=64/V=257", "adamw_update/n=4096", "sum_of_squares/n=4096", "sum_of_squares_fp32/n=4096", "accumulate_gradient/n=4096",
-                 "accumulate_gradient_fp32/n=4096", "copy_to_float/n=4096", "init_normal/n=4096", "fill/n=4096", "sum_rows/P=8/C=64", "sum_to_double/n=64",
-                 "sum_partials/n=9"]
+                 "matmul_forward/N=64/C=64/OC=96/bias=0", "matmul_forward/N=64/C=64/OC=96/bias=1", "matmul_backward_input/N=64/C=64/OC=96",
+                 "matmul_backward_weight/N=64/C=64/OC=96", "bias_backward/N=64/OC=96", "cross_entropy_forward/N=64/V=257/Vp=384",
+                 "cross_entropy_forward_backward/N=64/V=257/Vp=384", "rmsnorm_forward/N=64/C=64", "fused_residual_rmsnorm_forward/N=64/C=64",
+                 "rmsnorm_backward/N=64/C=64/accumulate=0", "rmsnorm_backward/N=64/C=64/accumulate=1", "qk_norm_forward/N=64/NH=4/NKV=2/HD=32",
+                 "qk_norm_backward/N=64/NH=4/NKV=2/HD=32", "swiglu_forward/N=64/F=96", "swiglu_backward/N=64/F=96", "rope_forward/B=2/T=32/heads=6/HD=32/row=256",
+                 "rope_backward/B=2/T=32/heads=6/HD=32/row=256", "embedding_forward/N=64/C=64/V=257", "embedding_backward/N=64/C=64/V=257", "adamw_update/n=4096",
+                 "sum_of_squares/n=4096", "sum_of_squares_fp32/n=4096", "accumulate_gradient/n=4096", "accumulate_gradient_fp32/n=4096", "copy_to_float/n=4096",
+                 "init_normal/n=4096", "fill/n=4096", "sum_rows/P=8/C=64", "sum_to_double/n=64", "sum_partials/n=9"]
         assert {name.split("/")[0] for name in names} == operations()
         out = tmp_path / "library.json"
         status, output = run(LIBRARY, "--ours", ours(*names, "set_inv_valid"), "--out", out, "--device", "cpu", python=TORCH_PYTHON)
