@@ -11,7 +11,8 @@ void philox_reference(uint64_t key, uint32_t (&counter)[4]) {
     uint32_t low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
     for (int round = 0; round < 10; round++, low += 0x9E3779B9u, high += 0xBB67AE85u) {
         const uint64_t a = uint64_t{0xD2511F53u} * counter[0], b = uint64_t{0xCD9E8D57u} * counter[2];
-        const uint32_t next[4] = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ low, static_cast<uint32_t>(b), static_cast<uint32_t>(a >> 32) ^ counter[3] ^ high, static_cast<uint32_t>(a)};
+        const uint32_t next[4] = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ low, static_cast<uint32_t>(b), static_cast<uint32_t>(a >> 32) ^ counter[3] ^ high,
+                                  static_cast<uint32_t>(a)};
         std::copy_n(next, 4, counter);
     }
 }

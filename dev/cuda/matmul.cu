@@ -71,7 +71,10 @@ void bias(bench::Case& c, int N, int OC) {
 const bench::Registration registration([](const bench::Settings& s) {
     for (const ModelConfig& model : s.models) {
         const int N = s.N, C = model.channels, F = model.ffn_dim, width = model.num_heads * model.head_dim, QKV = width + 2 * model.num_kv_heads * model.head_dim;
-        const struct { int in, out; bool bias; } products[] = {{C, QKV, model.qkv_bias}, {width, C, false}, {C, 2 * F, false}, {F, C, false}, {C, model.padded_vocab(), false}};
+        const struct {
+            int in, out;
+            bool bias;
+        } products[] = {{C, QKV, model.qkv_bias}, {width, C, false}, {C, 2 * F, false}, {F, C, false}, {C, model.padded_vocab(), false}};
         for (const auto& product : products) {
             const int in = product.in, out = product.out;
             const bool with_bias = product.bias;

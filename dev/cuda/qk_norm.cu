@@ -52,7 +52,8 @@ void backward(bench::Case& c, int N, int NH, int NKV, int HD) {
     const std::vector<double> wq = q_weight.fetch(0, HD), wk = k_weight.fetch(0, HD);
     for (size_t index = 0; index < rows.size(); index++) {
         const size_t n = rows[index];
-        const std::vector<double> x = qkv.fetch(n * row, row), d = dout.fetch(n * heads * HD, heads * HD), scales = rstd.fetch(n * heads, heads), got = dqkv.fetch(n * row, row);
+        const std::vector<double> x = qkv.fetch(n * row, row), d = dout.fetch(n * heads * HD, heads * HD), scales = rstd.fetch(n * heads, heads);
+        const std::vector<double> got = dqkv.fetch(n * row, row);
         for (int head = 0; head < heads; head++) {
             const std::vector<double>& w = head < NH ? wq : wk;
             const double scale = scales[head];
@@ -66,7 +67,8 @@ void backward(bench::Case& c, int N, int NH, int NKV, int HD) {
             for (int i = 0; i < HD; i++) {
                 const double g = d[head * HD + i] * w[i], normed = x[head * HD + i] * scale, want = scale * (g - normed * mean);
                 // g rounds once; x, its product with the mean, and the mean's error; the difference and its product with rstd.
-                const double error = scale * (kRoundoff32 * std::abs(g) + std::abs(normed) * (2 * kRoundoff32 * std::abs(mean) + mean_error)) + 2 * kRoundoff32 * std::abs(want);
+                const double error = scale * (kRoundoff32 * std::abs(g) + std::abs(normed) * (2 * kRoundoff32 * std::abs(mean) + mean_error)) +
+                                     2 * kRoundoff32 * std::abs(want);
                 c.expect("dqkv", n * row + head * HD + i, got[head * HD + i], want, bench::stored<floatX>(want, error));
             }
         }
@@ -84,8 +86,8 @@ void backward(bench::Case& c, int N, int NH, int NKV, int HD) {
                     magnitude += std::abs(product);
                 }
             }
-            const double terms = static_cast<double>(N) * (key ? NKV : NH);
-            c.expect(key ? "dk_weight" : "dq_weight", i, (key ? dk_weight : dq_weight).at(i), want, bench::stored<floatX>(want, (bench::sum_error(terms) + 2 * kRoundoff32) * magnitude));
+            const double error = (bench::sum_error(static_cast<double>(N) * (key ? NKV : NH)) + 2 * kRoundoff32) * magnitude;
+            c.expect(key ? "dk_weight" : "dq_weight", i, (key ? dk_weight : dq_weight).at(i), want, bench::stored<floatX>(want, error));
         }
     }
     const double elements = static_cast<double>(N) * heads * HD;

@@ -39,11 +39,12 @@ void rotate(bench::Case& c, int B, int T, int num_heads, int HD, int row, double
 
 const bench::Registration registration([](const bench::Settings& s) {
     for (const ModelConfig& model : s.models) {
+        const double theta = model.rope_theta;
+        const RopeScaling scaling = model.rope_scaling;
         const int B = s.N / s.T, T = s.T, heads = model.num_heads + model.num_kv_heads, HD = model.head_dim, row = (heads + model.num_kv_heads) * HD;
         for (const bool backward : {false, true}) {
-            bench::add(format("rope_%s/B=%d/T=%d/heads=%d/HD=%d/row=%d", backward ? "backward" : "forward", B, T, heads, HD, row), [=, theta = model.rope_theta, scaling = model.rope_scaling](bench::Case& c) {
-                rotate(c, B, T, heads, HD, row, theta, scaling, backward);
-            });
+            bench::add(format("rope_%s/B=%d/T=%d/heads=%d/HD=%d/row=%d", backward ? "backward" : "forward", B, T, heads, HD, row),
+                       [=](bench::Case& c) { rotate(c, B, T, heads, HD, row, theta, scaling, backward); });
         }
     }
 });

@@ -117,7 +117,8 @@ def test_a_wrong_kernel_fails(tmp_path: Path):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     header = tmp_path / "llmc/swiglu.cuh"
     text = header.read_text(encoding="utf-8")
-    for right, wrong in (("const Float8 sigmoid = 1.0f /", "const Float8 sigmoid = 1.01f /"), ("swiglu_forward_kernel, N, kSwigluThreads", "swiglu_forward_kernel, N - 1, kSwigluThreads")):
+    for right, wrong in (("const Float8 sigmoid = 1.0f /", "const Float8 sigmoid = 1.01f /"),
+                         ("swiglu_forward_kernel, N, kSwigluThreads", "swiglu_forward_kernel, N - 1, kSwigluThreads")):
         assert text.count(right) == 1
         text = text.replace(right, wrong)
     header.write_text(text, encoding="utf-8")
