@@ -96,6 +96,8 @@ else
   NCCL_MPI    := $(if $(filter mpi,$(NCCL)),-Ihostcuda/nccl_mpi/include)
   NVCCFLAGS   := -std=c++20 -O3 --threads 2 -lineinfo $(GENCODE) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -MMD -MP -I. $(NCCL_MPI) $(MPI_CFLAGS) -DOMPI_SKIP_MPICXX
   CU_COMPILE   = $(NVCC) $(NVCCFLAGS) $(PRECISION_FLAG) -x cu -c
+  # The cards that a folder's objects are for: other ones are a reason to compile again.
+  CARDS       := $(VARIANT)/cards.txt
   DEVICE_LIB  := $(if $(filter mpi,$(NCCL)),$(VARIANT)/libnccl_mpi.a)
   DEVICE_LIBS := -L$(CUDA_HOME)/lib64 -lcudart -lcublasLt $(if $(filter mpi,$(NCCL)),,-lnccl) $(MPI_LIBS) -lpthread -ldl
 endif
@@ -116,13 +118,18 @@ banner:
 $(VARIANT)/%: $(VARIANT)/%.o $(HOST)/libllmc.a $(DEVICE_LIB)
 	$(LINK) $< $(HOST)/libllmc.a $(DEVICE_LIB) $(EXTRA_LIBS) -lxxhash $(DEVICE_LIBS)
 
-$(VARIANT)/%.o: %.cu
+$(VARIANT)/%.o: %.cu $(CARDS)
 	@mkdir -p $(@D)
 	$(CU_COMPILE) $< -o $@
 
 $(HOST)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_COMMON) $(if $(filter hostcuda/%,$<),-Ihostcuda/include) -c $< -o $@
+
+.PHONY: always
+build/cuda-%/cards.txt: always
+	@mkdir -p $(@D)
+	@echo '$(GENCODE)' | cmp -s - $@ || echo '$(GENCODE)' > $@
 
 # NCCL=mpi: hostcuda's collectives over MPI, compiled against the real CUDA runtime.
 $(VARIANT)/nccl_mpi.o: hostcuda/nccl_mpi/nccl_mpi.cpp
@@ -143,7 +150,7 @@ BENCHES := $(patsubst %.cu,$(VARIANT)/%,$(wildcard dev/cuda/*.cu))
 $(VARIANT)/bench.cu: $(wildcard dev/cuda/*.cu)
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $^ > $@
-$(VARIANT)/bench.o: $(VARIANT)/bench.cu
+$(VARIANT)/bench.o: $(VARIANT)/bench.cu $(CARDS)
 	$(CU_COMPILE) $< -o $@
 $(BENCHES) $(VARIANT)/bench: EXTRA_LIBS = -lbenchmark
 
@@ -188,7 +195,7 @@ HOSTCUDA_LIBS      := -ldnnl -lgomp $(MPI_LIBS) -lpthread -ldl
 $(VARIANT)/kernel_tests.cu: $(wildcard dev/test/test_*.cu)
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $^ > $@
-$(VARIANT)/kernel_tests.o: $(VARIANT)/kernel_tests.cu
+$(VARIANT)/kernel_tests.o: $(VARIANT)/kernel_tests.cu $(CARDS)
 	$(CU_COMPILE) $< -o $@
 $(CU_TESTS) $(VARIANT)/kernel_tests: EXTRA_LIBS = $(GTEST_LIBS)
 $(HOST)/dev/test/test_%: $(HOST)/dev/test/test_%.o $(HOST)/libllmc.a

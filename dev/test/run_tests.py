@@ -92,6 +92,11 @@ def full_command(suite: Suite, report: Path) -> list[str]:
     return suite.command
 
 
+def outer_environment() -> dict[str, str]:
+    """Ours without what a `make` that started us says to its own: a suite that runs make is not part of that one."""
+    return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
+
+
 def kill_session(session: int) -> None:
     """Ends every process of a session: mpirun puts its ranks into process groups of their own, but not into sessions."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -146,7 +151,7 @@ def run_suite(suite: Suite, logs: Path) -> Result:
         output.flush()
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                       env={**os.environ, **suite.environment}, start_new_session=True)
+                                       env={**outer_environment(), **suite.environment}, start_new_session=True)
         except OSError as error:
             output.write(f"{error}\n".encode())
             return Result(0, 1, 0, 0.0, f"cannot start: {error.strerror}")

@@ -299,7 +299,7 @@ def test_performance_is_written_from_the_newest_record(tmp_path):
     assert performance.main([*arguments, "--add", str(report)]) == 0
     assert sorted(path.name for path in results.iterdir()) == ["2031-02-02-NVIDIA-H200-2.json", "2031-02-02-NVIDIA-H200.json", "2031-02-03-NVIDIA-H200.json"]
     text = document.read_text(encoding="utf-8")
-    for expected in ("NVIDIA H200", "deadbeefcafe", "123456", "42.3 %", "34.56 GB", "1.44 GB", "100000", "1.23", "eager bf16", "4.30 TB/s", "788 TFLOP/s", "`op3/N=2`", "1.50"):
+    for expected in ("NVIDIA H200", "deadbeefcafe", "123456", "42.3 %", "34.56 GB", "1.44 GB", "100000 (eager)", "1.23", "| - | - |", "4.30 TB/s", "788 TFLOP/s", "`op3/N=2`", "1.50"):
         assert expected in text, expected
     assert "no record" not in text
     assert performance.main([*arguments, "--check"]) == 0
@@ -332,10 +332,9 @@ def test_a_planted_kernel_fault_fails_the_check(pack, tmp_path):
     text = header.read_text(encoding="utf-8")
     assert text.count("exp8(-gate)) * up)") == 1
     program = "build/cpu-BF16/dev/test/test_swiglu"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # this may itself run under make
     for source, fails in ((text, False), (text.replace("exp8(-gate)) * up)", "exp8(-gate)) + up)"), True)):
         header.write_text(source, encoding="utf-8")
-        subprocess.run(["make", "DEVICE=cpu", program], cwd=tree, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, timeout=300)
+        subprocess.run(["make", "DEVICE=cpu", program], cwd=tree, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, timeout=300)
         shutil.copy2(tree / program, pack / "bin/kernel_tests")
         status, output, report = check(pack, "--only", "tests")
         assert status == fails, output

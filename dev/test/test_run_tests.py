@@ -102,6 +102,13 @@ def test_environment_names_and_only(tmp_path: Path) -> None:
     assert (status, last) == (0, "1 passed, 0 failed, 0 skipped"), lines
 
 
+def test_a_make_around_it_is_not_a_suites_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAKEFLAGS", "n -j4 --jobserver-auth=3,4")
+    monkeypatch.setenv("MAKELEVEL", "1")
+    status, lines, last = run(tmp_path, "run bash -c 'test -z $MAKEFLAGS$MAKELEVEL'")
+    assert (status, last) == (0, "1 passed, 0 failed, 0 skipped"), lines
+
+
 def test_nothing_selected_is_a_failure(tmp_path: Path) -> None:
     status, _, last = run(tmp_path, "run true", "--only", "nothing")
     assert (status, last) == (1, "0 passed, 1 failed, 0 skipped")
