@@ -74,6 +74,9 @@ public:
         const uint64_t workspace_bytes = kMatmulWorkspaceBytes;
         check(cublasLtMatmulPreferenceSetAttribute(preference_, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof(workspace_bytes)),
               "workspace preference");
+        // Where the library splits a sum, the parts stay fp32: in the output's type each would be rounded to bf16 before it is added.
+        const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        check(cublasLtMatmulPreferenceSetAttribute(preference_, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof(reductions)), "reduction preference");
         // Promising no more than 16 bytes keeps a choice independent of where a stage of ZeRO happens to put a tensor.
         const uint32_t alignment = kAlignment;
         for (const auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,

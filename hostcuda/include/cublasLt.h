@@ -108,6 +108,14 @@ typedef enum : int {
 } cublasLtEpilogue_t;
 
 typedef enum : int {
+    CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+    CUBLASLT_REDUCTION_SCHEME_MASK = 0x7
+} cublasLtReductionScheme_t;
+
+typedef enum : int {
     CUBLASLT_MATMUL_PREF_SEARCH_MODE = 0,             // uint32_t, 0 only
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,     // uint64_t, default 0
     CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,   // uint32_t, accepted: sums here are never split
