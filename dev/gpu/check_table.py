@@ -29,8 +29,8 @@ def test_lines(results: dict[str, Any]) -> Iterator[str]:
 
 def same_run_lines(results: dict[str, Any]) -> Iterator[str]:
     for precision, fields in results.items():
-        yield f"{precision}: " + "; ".join(f"{field} {row['here'][0]:.4f} to {row['here'][-1]:.4f} (CPU {row['host'][-1]:.4f}), distance {row['distance']:.1e} (controls {row['control']:.1e}, allowed {row['bound']:.1e})"
-                                           for field, row in fields.items())
+        yield f"{precision}: " + "; ".join(f"{field} {row['here'][0]:.4f} to {row['here'][-1]:.4f} (CPU {row['host'][-1]:.4f}), off by typically {row['typical']:.1e} "
+                                           f"(controls {row['control']:.1e}), at most {row['largest']:.1e} ({row['largest_control']:.1e})" for field, row in fields.items())
 
 
 def rank_lines(results: dict[str, Any]) -> Iterator[str]:

@@ -30,7 +30,7 @@ readonly DATA_SOURCES=(llmc hostcuda README.md)
 # jumps at step 8, and two roundings of one run part there.
 readonly STEPS=20
 readonly MICRO_BATCH=8
-readonly CONTROLS_BF16=(1 2 4)
+readonly CONTROLS_BF16=(1 2 4 16)
 readonly CONTROLS_FP32=(2)
 # Vector instructions of oneDNN's products in a control: other ones than a machine with AVX-512 takes, so that they sum in another order.
 readonly CONTROL_ISA=AVX2

@@ -168,7 +168,8 @@ def test_a_stage_that_throws_does_not_end_the_check(pack):
     assert report["stages"]["peer"]["status"] == "skipped"
 
 
-@pytest.mark.parametrize("program, factor, fails", [("train_gpt", "1.0019", False), ("train_gpt", "1.0021", True), ("train_gpt_fp32", "1.000009", False),
+@pytest.mark.parametrize("program, factor, fails", [("train_gpt", "1.0019", False), ("train_gpt", "1.0021", True), ("train_gpt", "(1.0 if step != 7 else 1.009)", False),
+                                                    ("train_gpt", "(1.0 if step != 7 else 1.011)", True), ("train_gpt", "(1.0 if step != 7 else float('nan'))", True), ("train_gpt_fp32", "1.000009", False),
                                                     ("train_gpt_fp32", "1.000011", True), ("train_gpt_fp32", "(1.0 if step == 0 else 1.00009)", False),
                                                     ("train_gpt_fp32", "(1.0 if step == 0 else 1.00012)", True), ("train_gpt", "float('nan')", True)])
 def test_losses_are_held_to_their_bounds(pack, program, factor, fails):
