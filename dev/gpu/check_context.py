@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -28,14 +28,15 @@ class Finished(NamedTuple):
     timed_out: bool
 
     def problem(self, what: str) -> str:
-        """"" if it ended well, else one line that says how it did not, with the last line it printed."""
+        """"" if it ended well, else one line that says how it did not, with the error it printed or its last line."""
         if self.timed_out:
             return f"{what}: no end after {self.seconds:.0f} s"
         if self.status == 0:
             return ""
         how = f"ended by {signal.Signals(-self.status).name}" if self.status < 0 else f"exit status {self.status}"
-        last = next((line.strip() for line in reversed(self.output.splitlines()) if line.strip()), "no output")
-        return f"{what}: {how}: {last[:200]}"
+        lines = [line.strip() for line in self.output.splitlines() if line.strip(" -=")]
+        said = next((line for line in lines if line.lower().startswith("error")), lines[-1] if lines else "no output")
+        return f"{what}: {how}: {said[:200]}"
 
 
 class Check:
@@ -46,14 +47,12 @@ class Check:
         self.quick: bool = options.quick
         self.pack: Path = options.pack.resolve()
         self.out: Path = options.out.resolve()
-        self.work = self.out / "work"  # runs' folders; removed at the end
+        self.work = Path(tempfile.mkdtemp(prefix="gpu-check-"))  # runs' folders, removed at the end: not in `out`, which travels
         self.info: dict[str, Any] = json.loads((self.pack / "pack.json").read_text(encoding="utf-8"))
         self.end = time.monotonic() + options.limit
         self.stage_end = self.end
         self.results: dict[str, dict[str, Any]] = {}  # of the stages that ran
         self.out.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self.work, ignore_errors=True)
-        self.work.mkdir()
         self.log = open(self.out / "log.txt", "w", encoding="utf-8")
 
     def seconds_left(self) -> float:

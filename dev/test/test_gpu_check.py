@@ -13,12 +13,14 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "dev/gpu"))
+import check_stages  # noqa: E402
 import check_table  # noqa: E402
 import performance  # noqa: E402
 
@@ -129,7 +131,7 @@ def test_passing_stages(pack):
     assert output.splitlines()[-1].startswith("2 passed, 0 failed, 2 skipped")
     log = (pack.parent / "out/log.txt").read_text(encoding="utf-8")
     assert "==== tests" in log and "3 passed, 0 failed" in log
-    assert not (pack.parent / "out/work").exists()
+    assert sorted(path.name for path in (pack.parent / "out").iterdir()) == ["log.txt", "report.json"]
 
 
 def test_a_failed_test_is_named_and_the_next_stage_runs(pack):
@@ -247,6 +249,24 @@ def test_a_missing_driver_fails_the_machine_stage(gpu_machine):
     write_program(gpu_machine / "bin/nvidia-smi", "#!/bin/sh\nexit 9\n")
     status, output, report = gpu_check(gpu_machine, "--only", "machine")
     assert status == 1 and "nvidia-smi does not answer" in report["stages"]["machine"]["problems"][0]
+
+
+@pytest.mark.parametrize("model", check_stages.MODELS.values())
+def test_the_trainer_takes_the_options_of_the_speed_runs(tmp_path, model):
+    """Real trainer, real config file, real random shard; --show-batch stops before anything of that size is allocated."""
+    check = SimpleNamespace(host=False, work=tmp_path)
+    options, vocab_size = check_stages.training_options(check, model)
+    assert vocab_size == 151936
+    done = subprocess.run([str(ROOT / "build/cpu-BF16/train_gpt"), *map(str, options), "--out", str(tmp_path / "run"), "--show-batch", "0"], cwd=ROOT, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == check_stages.MICRO_BATCH, done.stdout
+
+
+def test_the_trainer_takes_the_options_of_the_sanitized_run(tmp_path):
+    data = ["--train-data", str(ROOT / "data/python-stdlib/train_*.bin"), "--val-data", str(ROOT / "data/python-stdlib/val_*.bin")]
+    done = subprocess.run([str(ROOT / "build/cpu-BF16/train_gpt"), *map(str, check_stages.SANITIZED_RUN), *data, "--out", str(tmp_path / "run")], cwd=ROOT, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    assert done.returncode == 0 and "done: 2 steps" in done.stdout, done.stdout
 
 
 def test_usage(pack, tmp_path):
