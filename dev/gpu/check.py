@@ -74,27 +74,29 @@ def parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     options.limit = options.limit or LIMITS["host" if options.host else "quick" if options.quick else "full"]
     if not (options.pack / "pack.json").exists():
         parser.error(f"{options.pack} holds no pack.json: make the pack with dev/gpu/pack.sh{' --host' if options.host else ''} where the sources can be built, and bring it here")
+    device = json.loads((options.pack / "pack.json").read_text(encoding="utf-8"))["device"]
+    if (device == "cpu") != options.host:
+        parser.error(f"{options.pack} is a pack for device {device}; {'leave --host out' if options.host else 'give --host, or another --pack'}")
     return options
 
 
 def main(arguments: Optional[list[str]] = None) -> int:
     options = parse(arguments)
-    check = Check(options)
-    if (check.info["device"] == "cpu") != check.host:
-        print(f"{check.pack} is a pack for device {check.info['device']}; {'leave --host out' if check.host else 'give --host, or another --pack'}", file=sys.stderr)
-        return 2
     began = time.monotonic()
+    check = Check(options)
     report: dict[str, Any] = {"format": FORMAT, "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
                               "mode": "host" if check.host else "gpu", "quick": check.quick, "pack": check.info, "stages": check.results}
-    for stage in STAGES:
-        if stage.name not in options.only:
-            continue
-        print(f"{stage.name} ...", flush=True)
-        check.results[stage.name] = run_stage(check, stage)
-        report["seconds"] = round(time.monotonic() - began, 1)
-        write_report(check, report)
-    check.log.close()
-    shutil.rmtree(check.work, ignore_errors=True)
+    try:
+        for stage in STAGES:
+            if stage.name not in options.only:
+                continue
+            print(f"{stage.name} ...", flush=True)
+            check.results[stage.name] = run_stage(check, stage)
+            report["seconds"] = round(time.monotonic() - began, 1)
+            write_report(check, report)
+    finally:
+        check.log.close()
+        shutil.rmtree(check.work, ignore_errors=True)
     lines = table(report)
     print("\n".join(lines if len(lines) <= TABLE_LINES else [*lines[: TABLE_LINES - 2], "...", lines[-1]]))
     return 1 if any(record["status"] == "failed" for record in check.results.values()) else 0
