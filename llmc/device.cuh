@@ -1,6 +1,6 @@
 // What every kernel stands on: the storage type, launches, shared memory, 8-element vectors, warp and block reductions.
 //
-// Names: floatX, kFloatXType, CUDA_CHECK, NvtxRange, ceil_div, launch, with_bool, SHARED, dynamic_shared, to_float, from_float,
+// Names: floatX, kFloatXType, CUDA_CHECK, device_count, NvtxRange, ceil_div, launch, with_bool, SHARED, dynamic_shared, to_float, from_float,
 //        UNROLL, Float8 (load8, store8, store8_stochastic, set8, zero8, first8, one_hot8, fma8, max8, sqrt8,
 //        exp8, sum8, largest8), warp_sum, group_sum, row_lanes, warp_max, block_sum, block_max.
 //
@@ -51,6 +51,15 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
                  cudaGetErrorName(cuda_check_status));                                                                        \
         }                                                                                                                     \
     } while (0)
+
+// CUDA devices of this machine. Throws Error when there is none.
+inline int device_count() {
+    int devices = 0;
+    const cudaError_t status = cudaGetDeviceCount(&devices);
+    CHECK(status == cudaSuccess && devices > 0, "no CUDA device was found (%s): run on a machine with an NVIDIA GPU and its driver, or build for the CPU with make DEVICE=cpu",
+          status == cudaSuccess ? "the driver reports none" : cudaGetErrorString(status));
+    return devices;
+}
 
 // Names a stretch of host code in a profile, for as long as it lives.
 struct NvtxRange {

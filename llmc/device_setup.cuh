@@ -6,6 +6,7 @@
 #include "llmc/comm.cuh"
 #include "llmc/device.cuh"
 #include "llmc/device_memory.cuh"
+#include "llmc/init.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/process.h"
 
@@ -24,11 +25,7 @@ constexpr bool kRanksMayShareDevice = false;
 
 // Takes device (local rank modulo number of devices). Throws Error when there is none or when it is older than sm_80.
 inline Device select_device(const Process& process) {
-    int devices = 0;
-    const cudaError_t status = cudaGetDeviceCount(&devices);
-    CHECK(status == cudaSuccess && devices > 0, "no CUDA device was found (%s): run on a machine with an NVIDIA GPU and its driver, or build for the CPU with make DEVICE=cpu",
-          status == cudaSuccess ? "the driver reports none" : cudaGetErrorString(status));
-    const int device = process.local_rank % devices;
+    const int device = process.local_rank % device_count();
     CUDA_CHECK(cudaSetDevice(device));
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
@@ -39,7 +36,8 @@ inline Device select_device(const Process& process) {
     return {properties.name, bus_id, properties.multiProcessorCount};
 }
 
-// FLOP/s of square products in floatX on this device as it is now; grows the size until one takes 5 ms, so that it costs little anywhere.
+// FLOP/s of square products of random floatX matrices on this device as it is now (zeros take less power and run faster); grows the size until one takes
+// 5 ms, so that it costs little anywhere.
 // Takes and returns its own memory, so call it before the model takes its.
 inline double measure_product_flops() {
     DeviceMemory workspace;
@@ -54,7 +52,7 @@ inline double measure_product_flops() {
         DeviceMemory memory;
         const size_t count = static_cast<size_t>(n) * n;
         floatX* matrices = memory.allocate<floatX>("other", "matrices of the speed measurement", 3 * count);
-        CUDA_CHECK(cudaMemsetAsync(matrices, 0, 3 * count * sizeof(floatX), stream));
+        init_normal(matrices, 3 * count, 0, 0, 1.0f, stream);
         float ms = 0;
         for (int repetition = 0; repetition < 3; ++repetition) {  // the first one warms up
             CUDA_CHECK(cudaEventRecord(start, stream));

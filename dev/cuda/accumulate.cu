@@ -16,11 +16,11 @@ void accumulate(bench::Case& c, size_t n) {
     for (const size_t i : indices) before.push_back(acc.at(i));
     c.run([&](cudaStream_t stream) { accumulate_gradient(acc.get(), addend, n, 0, 1, state, stream); });
     // The fp32 sum rounds to nearest; stochastic rounding then goes to one of both neighbours, up to two roundoffs away.
-    const double relative = bench::kRoundoff32 + (std::is_same_v<Acc, float> ? 0 : 2 * bench::kRoundoff<Acc>);
+    const double relative = kRoundoff32 + (std::is_same_v<Acc, float> ? 0 : 2 * kRoundoff<Acc>);
     for (size_t index = 0; index < indices.size(); index++) {
         const size_t i = indices[index];
         const double want = before[index] + addend.at(i);
-        c.expect("acc", i, acc.at(i), want, relative * std::abs(want) + 2 * bench::kTiny<Acc>);
+        c.expect("acc", i, acc.at(i), want, relative * std::abs(want) + 2 * kTiny<Acc>);
     }
     c.time(2 * bench::bytes(acc) + bench::bytes(addend), 1.0 * n);
 }

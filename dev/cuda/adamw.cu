@@ -4,7 +4,6 @@
 
 namespace adamw_bench {
 
-using bench::kRoundoff32;
 constexpr double kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1;
 
 void update(bench::Case& c, size_t n) {
@@ -40,9 +39,9 @@ void update(bench::Case& c, size_t n) {
         const double step_taken = step_size * new_m / denominator, new_p = e.master * keep - step_taken;
         // m: g rounds once (clip), g - m once, the factor 1 - beta1 once, the fused sum once.
         const double m_error = kRoundoff32 * ((1 - kBeta1) * (std::abs(g) * 3 + std::abs(e.m) * 2) + std::abs(new_m));
-        c.expect("m", e.i, m.at(e.i), new_m, m_error + bench::kTiny<float>);
+        c.expect("m", e.i, m.at(e.i), new_m, m_error + kTiny<float>);
         // v: all positive: clip twice (g^2), the factors, two products, the fused sum.
-        c.expect("v", e.i, v.at(e.i), new_v, 6 * kRoundoff32 * new_v + bench::kTiny<float>);
+        c.expect("v", e.i, v.at(e.i), new_v, 6 * kRoundoff32 * new_v + kTiny<float>);
         // The step: half of v's error under the root, root, its factor (root and reciprocal), sum with eps, step size, product, quotient: 3 + 8; then the decay
         // factor, the product with it and the difference.
         const double p_error = step_size / denominator * m_error + 11 * kRoundoff32 * std::abs(step_taken) + kRoundoff32 * (2 * std::abs(e.master) + std::abs(new_p));

@@ -7,8 +7,6 @@
 
 namespace attention_bench {
 
-using bench::kRoundoff32;
-
 struct Shape {
     int B, T, NH, NKV, HD;
     size_t row() const { return static_cast<size_t>(NH + 2 * NKV) * HD; }

@@ -30,6 +30,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include "dev/test/roundoff.h"
 #include "llmc/device.cuh"
 #include "llmc/init.cuh"
 #include "llmc/matmul.cuh"
@@ -71,13 +72,6 @@ inline MatmulContext& matmuls() {
 }
 
 // ---- numbers ---------------------------------------------------------------------------------------------------------------------
-
-// Half the distance from 1 to the next number: the largest relative error of rounding to nearest. And half the distance of subnormal numbers.
-template <typename T>
-inline constexpr double kRoundoff = std::is_same_v<T, float> ? 0x1p-24 : 0x1p-8;
-inline constexpr double kRoundoff32 = 0x1p-24;
-template <typename T>
-inline constexpr double kTiny = std::is_same_v<T, float> ? 0x1p-150 : 0x1p-134;
 
 // Error of a sum of `terms` in fp32, in any order, relative to the sum of magnitudes: each addition is off by at most a roundoff of a partial sum. For many
 // terms the errors' signs mix: beyond 6 sqrt(terms) roundoffs lies a probability of 2 exp(-18) = 3e-8 (Higham and Mary, 2019), and the worst case, terms
@@ -474,10 +468,7 @@ inline std::string take_option(std::vector<char*>& arguments, const std::string&
 inline int positive_int(const std::string& text) { return text.size() < 9 && text.find_first_not_of("0123456789") == std::string::npos ? atoi(text.c_str()) : 0; }
 
 inline void select_device(Settings& s) {
-    int devices = 0;
-    const cudaError_t status = cudaGetDeviceCount(&devices);
-    CHECK(status == cudaSuccess && devices > 0, "no CUDA device was found (%s): run on a machine with an NVIDIA GPU and its driver, or build for the CPU with make DEVICE=cpu",
-          status == cudaSuccess ? "the driver reports none" : cudaGetErrorString(status));
+    device_count();
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
     s.device = properties.name;

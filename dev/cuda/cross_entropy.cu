@@ -5,8 +5,6 @@
 
 namespace cross_entropy_bench {
 
-using bench::kRoundoff32;
-
 void run(bench::Case& c, int N, int V, int Vp, bool gradients) {
     const auto logits = c.normal<floatX>(N, Vp);
     std::vector<int> host_targets = bench::random_ints(N, 8, 0, V - 1);

@@ -63,7 +63,7 @@ void backward(bench::Case& c, int N, int C, int V, int Vp) {
         const std::vector<double> got = dweight.fetch(static_cast<size_t>(token) * C, C);
         for (int i = 0; i < C; i++) {
             // A run of rows is added in fp32, then to what was there, and rounds once. No row, no change.
-            const double error = bench::sum_error(rows.size()) * magnitude[i] + bench::kRoundoff32 * std::abs(want[i]);
+            const double error = bench::sum_error(rows.size()) * magnitude[i] + kRoundoff32 * std::abs(want[i]);
             c.expect("dweight", static_cast<size_t>(token) * C + i, got[i], want[i], rows.empty() ? 0 : bench::stored<floatX>(want[i], error));
         }
         positions.erase(token);  // the look above may have made an empty one

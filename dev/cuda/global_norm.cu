@@ -14,7 +14,7 @@ void squares(bench::Case& c, size_t n) {
         double want = 0;
         for (const double value : x.fetch(chunk * kNormChunk, std::min(kNormChunk, n - chunk * kNormChunk))) want += value * value;
         // In fp32 for eight fused additions and three over the vector; the rest is double.
-        c.expect("partials", chunk, partials.at(chunk), want, (11 * bench::kRoundoff32 + 1e-12) * want);
+        c.expect("partials", chunk, partials.at(chunk), want, (11 * kRoundoff32 + 1e-12) * want);
     }
     c.time(bench::bytes(x, partials), 2.0 * n);
 }

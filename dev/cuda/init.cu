@@ -4,8 +4,6 @@
 
 namespace init_bench {
 
-using bench::kRoundoff32;
-
 // Philox4x32-10 from its paper, one counter at a time.
 void philox_reference(uint64_t key, uint32_t (&counter)[4]) {
     uint32_t low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);

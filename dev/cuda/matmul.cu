@@ -4,8 +4,6 @@
 
 namespace matmul_bench {
 
-using bench::kRoundoff32;
-
 // 8 x 8 elements of out (rows, cols): row(i) and column(j) are the `inner` factors of out[i, j], bias(j) what is added. The products of bf16 are exact in
 // fp32, those of fp32 round once each: one more roundoff of the magnitudes; a bias is one more term.
 template <typename Row, typename Column, typename Bias>

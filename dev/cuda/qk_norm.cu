@@ -4,7 +4,6 @@
 
 namespace qk_norm_bench {
 
-using bench::kRoundoff32;
 constexpr float kEps = 1e-6f;
 
 void forward(bench::Case& c, int N, int NH, int NKV, int HD) {

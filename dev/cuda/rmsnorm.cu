@@ -4,7 +4,6 @@
 
 namespace rmsnorm_bench {
 
-using bench::kRoundoff32;
 constexpr float kEps = 1e-6f;
 
 double reference_rstd(const std::vector<double>& x) {

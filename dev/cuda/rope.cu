@@ -4,8 +4,6 @@
 
 namespace rope_bench {
 
-using bench::kRoundoff32;
-
 void rotate(bench::Case& c, int B, int T, int num_heads, int HD, int row, double theta, const RopeScaling& scaling, bool backward) {
     const size_t N = static_cast<size_t>(B) * T;
     // The table is an input here; what stands in it is tested elsewhere.

@@ -4,8 +4,6 @@
 
 namespace step_state_bench {
 
-using bench::kRoundoff32;
-
 void count_targets(bench::Case& c, size_t n) {
     const std::vector<int> host = bench::random_ints(n, 4, -1, 9);
     const auto targets = c.upload(host);

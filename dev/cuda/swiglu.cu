@@ -4,8 +4,6 @@
 
 namespace swiglu_bench {
 
-using bench::kRoundoff32;
-
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 // The exponential is within two ulp, four roundoffs; sum and quotient round: sigmoid is within 6 roundoffs.

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "dev/test"))
@@ -66,11 +66,15 @@ class Check:
         return self.pack / "bin" / name
 
     def start(self, command: list[Any], name: str) -> "Running":
-        """Starts a program inside the pack's environment; its working folder is the repository root."""
+        """Starts a program of the pack, or a tool around one, inside the pack's environment; its working folder is the repository root."""
         return Running(self, [str(self.pack / "launch"), *map(str, command)], name)
 
     def run(self, command: list[Any], name: str, limit: float = float("inf")) -> Finished:
         return self.start(command, name).wait(limit)
+
+    def run_outside(self, command: list[Any], name: str, limit: float = float("inf")) -> Finished:
+        """A program of the machine, which must not meet the pack's libraries: PyTorch brings its own."""
+        return Running(self, list(map(str, command)), name).wait(limit)
 
 
 class Running:
@@ -79,17 +83,24 @@ class Running:
         self.path = check.work / f"{name}.output"
         self.began = time.monotonic()
         with open(self.path, "wb") as output:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                self.process: Optional[subprocess.Popen[bytes]] = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                                                                   start_new_session=True)
+            except OSError as error:  # as a shell would say it
+                self.process = None
+                output.write(f"{command[0]}: {error.strerror}\n".encode())
 
     def wait(self, limit: float = float("inf")) -> Finished:
-        timed_out = False
+        timed_out, status = False, 127
         try:
-            status = self.process.wait(timeout=max(1.0, min(limit, self.check.seconds_left())))
+            if self.process:
+                status = self.process.wait(timeout=max(1.0, min(limit, self.check.seconds_left())))
         except subprocess.TimeoutExpired:
             timed_out, status = True, -signal.SIGKILL
         finally:
-            kill_session(self.process.pid)
-            self.process.wait()
+            if self.process:
+                kill_session(self.process.pid)
+                self.process.wait()
         seconds = time.monotonic() - self.began
         output = self.path.read_text(encoding="utf-8", errors="replace")
         ending = "time limit" if timed_out else f"exit status {status}"

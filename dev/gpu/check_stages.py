@@ -40,7 +40,7 @@ SMI_FIELDS = ("name", "driver_version", "memory.total", "memory.used", "clocks.s
 
 
 def nvidia_smi(check: Check, name: str) -> dict[str, str]:
-    done = check.run(["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader"], name, 20)
+    done = check.run_outside(["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader"], name, 20)
     if done.status != 0:
         return {}
     return dict(zip(SMI_FIELDS, (field.strip() for field in done.output.splitlines()[0].split(","))))
@@ -52,7 +52,7 @@ def machine(check: Check, results: dict[str, Any]) -> list[str]:
         results["gpu"] = nvidia_smi(check, "nvidia-smi")
         if not results["gpu"]:
             problems.append("nvidia-smi does not answer: is this a machine with an NVIDIA GPU and its driver?")
-        users = check.run(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"], "gpu-users", 20)
+        users = check.run_outside(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"], "gpu-users", 20)
         results["other_processes"] = len(users.output.split("\n")) - 1 if users.status == 0 else None
         libraries = check.run(["--libraries"], "libraries", 20)
         # The place alone says too much of a machine and too little of a library: the file behind the name has its version.
@@ -247,7 +247,7 @@ def benchmarks(check: Check, results: dict[str, Any]) -> list[str]:
         problems = without_blank([done.problem("bench")]) or ([] if rows else ["bench: no benchmark ran"])
     if not check.host:
         library = check.work / "library.json"
-        beside = check.run(["python3", "dev/gpu/library_bench.py", "--ours", ours, "--out", library, "--seconds-limit", f"{max(5.0, check.seconds_left() - 10):.0f}"], "library_bench")
+        beside = check.run_outside(["python3", "dev/gpu/library_bench.py", "--ours", ours, "--out", library, "--seconds-limit", f"{max(5.0, check.seconds_left() - 10):.0f}"], "library_bench")
         if library.exists():
             found = json.loads(library.read_text(encoding="utf-8"))
             results["torch"] = found.get("torch")
@@ -319,7 +319,7 @@ def peer(check: Check, results: dict[str, Any]) -> list[str]:
         raise Skip("no GPU: --host has nothing to compare PyTorch's speed with")
     if check.quick:
         raise Skip("--quick")
-    if check.run(["python3", "-c", "import torch, transformers; assert torch.cuda.is_available()"], "torch").status != 0:
+    if check.run_outside(["python3", "-c", "import torch, transformers; assert torch.cuda.is_available()"], "torch").status != 0:
         raise Skip("python3 has no PyTorch with CUDA and transformers")
     problems = []
     # Eager first; a compilation takes a minute. bf16 weights and moments are the fastest a user of PyTorch may choose, fp32 ones are as exact as ours.
@@ -331,7 +331,7 @@ def peer(check: Check, results: dict[str, Any]) -> list[str]:
             results[key] = {"skipped": f"less than {least} s were left in all, or 20 s for this stage"}
             continue
         out = check.work / f"{key.replace(' ', '-')}.json"
-        done = check.run(["python3", "dev/gpu/peer_torch.py", "--config", MODELS[name], "--micro-batch", MICRO_BATCH, "--seq-len", SEQ_LEN, "--steps", STEPS, "--drop", DROPPED,
+        done = check.run_outside(["python3", "dev/gpu/peer_torch.py", "--config", MODELS[name], "--micro-batch", MICRO_BATCH, "--seq-len", SEQ_LEN, "--steps", STEPS, "--drop", DROPPED,
                           "--mode", mode, "--weights", weights, "--device", "cuda", "--seconds-limit", f"{max(5.0, check.seconds_left() - 10):.0f}", "--out", out], key.replace(" ", "-"))
         found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
         results[key] = found if "tokens_per_s" in found else {"error": found.get("error") or done.problem(key) or "no result"}

@@ -13,18 +13,19 @@
 
 #include <gtest/gtest.h>
 
+#include "dev/test/roundoff.h"
 #include "llmc/device.cuh"
 
 // Without a device every test would fail, each in words about the first thing it tried.
 class DeviceEnvironment : public testing::Environment {
     void SetUp() override {
-        int devices = 0;
-        const cudaError_t status = cudaGetDeviceCount(&devices);
-        if (status == cudaSuccess && devices > 0) return;
-        fflush(stdout);
-        fprintf(stderr, "error: no CUDA device was found (%s): run on a machine with an NVIDIA GPU and its driver, or build for the CPU with make DEVICE=cpu\n",
-                status == cudaSuccess ? "the driver reports none" : cudaGetErrorString(status));
-        exit(1);
+        try {
+            device_count();
+        } catch (const Error& error) {
+            fflush(stdout);
+            fprintf(stderr, "error: %s\n", error.what());
+            exit(1);
+        }
     }
 };
 inline testing::Environment* const kDeviceEnvironment = testing::AddGlobalTestEnvironment(new DeviceEnvironment);
@@ -41,14 +42,6 @@ inline cudaStream_t test_stream() {
 inline void synchronize() { CUDA_CHECK(cudaStreamSynchronize(test_stream())); }
 
 // ---- storage types on the host, written independently of the code under test ----
-// Half the distance from 1 to the next number: the largest relative error of rounding to nearest.
-template <typename T>
-inline constexpr double kRoundoff = std::is_same_v<T, float> ? 0x1p-24 : 0x1p-8;
-inline constexpr double kRoundoff32 = 0x1p-24;
-// Half the distance of subnormal numbers, the largest absolute error below the normal ones.
-template <typename T>
-inline constexpr double kTiny = std::is_same_v<T, float> ? 0x1p-150 : 0x1p-134;
-
 inline uint32_t bits_of(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof(bits));

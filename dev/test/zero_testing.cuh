@@ -4,8 +4,7 @@
 #define LLMZERO_NO_MAIN
 #include "train_gpt.cu"
 
-// Unit roundoff of the storage type, to nearest. Stochastic rounding may be off by twice that.
-constexpr double kRoundoff = sizeof(floatX) == 2 ? 0x1p-8 : 0x1p-24;
+#include "dev/test/roundoff.h"
 
 // Logical elements of the model: positions that depend on neither ranks nor buckets.
 inline size_t logical_count(const ParamTable& table) { return table.units.back().logical_begin + table.units.back().count; }
@@ -78,7 +77,7 @@ inline void check_gradients(Check& check, const Trainer& trainer, float grad_nor
     // On its way an addend meets at most micro_steps - 1 stochastic roundings (twice the roundoff each) and N - 1 hops of the ring, in either order;
     // every partial sum is at most the sum of magnitudes, grown by the roundings so far.
     const double roundings = 2.0 * (trainer.micro_steps - 1) + (trainer.comm.size() - 1);
-    const double factor = std::expm1(roundings * std::log1p(kRoundoff));
+    const double factor = std::expm1(roundings * std::log1p(kRoundoff<floatX>));
     size_t wrong = 0, compared = 0;
     double largest = 0;
     for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
