@@ -260,6 +260,10 @@ $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t)-asan $(ASAN_RUN) build/host
 "run name=nccl-asan $(ASAN_RUN) build/host-asan/hostcuda/test/mpi_test_nccl"
 $(foreach n,4 6,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
 $(foreach n,1 3 5,"mpi name=zero-fp32-$(n) np=$(n) $(F)/dev/test/mpi_test_zero")
+"run name=bench-fp32 $(F)/bench"
+"run name=bench-clang $(C)/bench"
+"run name=bench-async HOSTCUDA_ASYNC=1 $(B)/bench"
+"run name=bench-protect HOSTCUDA_PROTECT=1 $(B)/bench"
 "mpi name=ranks-6 np=6 $(B)/dev/test/mpi_test_ranks $(SHARDS) build/test-logs"
 endef
 
@@ -278,6 +282,8 @@ build-tests:
 	$(MAKE) DEVICE=cpu PRECISION=BF16 ASAN=1 programs kernel-tests
 	$(MAKE) DEVICE=cpu PRECISION=BF16 TSAN=1 programs kernel-tests
 build-long-tests: build-tests
+	$(MAKE) DEVICE=cpu PRECISION=FP32 $(F)/bench
+	NVCC= $(MAKE) PRECISION=BF16 CXX=clang++ $(C)/bench
 	$(MAKE) DEVICE=cpu ASAN=1 host-tests hostcuda-tests
 	$(MAKE) DEVICE=cpu TSAN=1 hostcuda-tests
 

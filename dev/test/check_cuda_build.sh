@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Compiles and links the GPU programs with nvcc for the cards that a build without a GPU is for, and checks what can be checked without one:
-#   - the programs hold machine code for sm_80, sm_89 and sm_90a, and PTX for newer cards;
-#   - the kernels are as recorded in dev/gpu/kernels.md, and none spills (make check-kernel-table);
-#   - without a GPU each program says so in one clear line and exits with 1 (skipped where a GPU is).
-# (dev/gpu/pack.sh builds the FP32 programs and those whose collectives go over MPI.) The last line is `N passed, N failed[, N skipped]`; the exit status is 1 when anything failed.
+# Compiles and links the trainer with nvcc for the cards that a build without a GPU is for, and checks what can be checked without one:
+#   - it holds machine code for sm_80, sm_89 and sm_90a, and PTX for newer cards;
+#   - its kernels are as recorded in dev/gpu/kernels.md, and none spills (make check-kernel-table);
+#   - without a GPU it says so in one clear line and exits with 1 (skipped where a GPU is).
+# All other GPU programs, FP32 and collectives over MPI included, are built by dev/gpu/pack.sh, for one card. The last line is `N passed, N failed[, N skipped]`; the exit status is 1 when anything failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -23,9 +23,9 @@ python=python3
 [ ! -x .venv/bin/python ] || python=$PWD/.venv/bin/python
 
 variant=build/cuda-BF16
-programs=(train_gpt test_gpt bench)
-make DEVICE=cuda "${programs[@]/#/$variant/}"
-pass "the GPU programs compile and link"
+program=train_gpt
+make DEVICE=cuda "$variant/$program"
+pass "$program compiles and links"
 
 table_log=build/kernel-table.log
 if make check-kernel-table PYTHON="$python" >"$table_log" 2>&1; then
@@ -39,25 +39,23 @@ fi
 PATH="$PWD/build/gpu-tools/nvidia/cu13/bin:$PATH"
 if [ -n "$gpu" ]; then
     echo "a GPU is here, so the build is for that one: its list of cards and the message without a GPU were not checked"
-    skipped=$((skipped + 1 + ${#programs[@]}))
+    skipped=$((skipped + 2))
 else
-    for program in "${programs[@]}"; do
-        cards=$(cuobjdump --list-elf "$variant/$program" | grep -o 'sm_[0-9a-z]*' | sort -u | paste -sd ' ' || true)
-        ptx=$(cuobjdump --list-ptx "$variant/$program" 2>&1 | grep -o 'sm_[0-9a-z]*\.ptx' | sort -u | paste -sd ' ' || true)
-        if [ "$cards" = "sm_80 sm_89 sm_90a" ] && [ "$ptx" = "sm_90.ptx" ]; then
-            pass "$program holds machine code for $cards, and PTX for sm_90 and newer"
-        else
-            fail "$program must hold machine code for sm_80 sm_89 sm_90a and PTX for sm_90; it holds ${cards:-none} and PTX ${ptx:-none}"
-        fi
-        status=0
-        output=$("$variant/$program" 2>&1 </dev/null) || status=$?
-        if [ "$status" -eq 1 ] && [ "$(wc -l <<<"$output")" -eq 1 ] && [[ $output == *"no CUDA device was found"* ]]; then
-            pass "$program without a GPU: $output"
-        else
-            fail "without a GPU $program must print one clear line and exit with 1; it exited with $status and printed:"
-            printf '%s\n' "$output" | sed 's/^/    /'
-        fi
-    done
+    cards=$(cuobjdump --list-elf "$variant/$program" | grep -o 'sm_[0-9a-z]*' | sort -u | paste -sd ' ' || true)
+    ptx=$(cuobjdump --list-ptx "$variant/$program" 2>&1 | grep -o 'sm_[0-9a-z]*\.ptx' | sort -u | paste -sd ' ' || true)
+    if [ "$cards" = "sm_80 sm_89 sm_90a" ] && [ "$ptx" = "sm_90.ptx" ]; then
+        pass "$program holds machine code for $cards, and PTX for sm_90 and newer"
+    else
+        fail "$program must hold machine code for sm_80 sm_89 sm_90a and PTX for sm_90; it holds ${cards:-none} and PTX ${ptx:-none}"
+    fi
+    status=0
+    output=$("$variant/$program" 2>&1 </dev/null) || status=$?
+    if [ "$status" -eq 1 ] && [ "$(wc -l <<<"$output")" -eq 1 ] && [[ $output == *"no CUDA device was found"* ]]; then
+        pass "$program without a GPU: $output"
+    else
+        fail "without a GPU $program must print one clear line and exit with 1; it exited with $status and printed:"
+        printf '%s\n' "$output" | sed 's/^/    /'
+    fi
 fi
 
 echo "$passed passed, $failed failed$([ "$skipped" -eq 0 ] || echo ", $skipped skipped")"
