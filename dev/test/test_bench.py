@@ -123,7 +123,7 @@ def test_a_wrong_kernel_fails(tmp_path: Path):
         text = text.replace(right, wrong)
     header.write_text(text, encoding="utf-8")
     program = tmp_path / "swiglu"
-    subprocess.run(["g++", "-std=c++20", "-O0", "-w", "-I.", f"-I{ROOT}/hostcuda/include", "-x", "c++", "dev/cuda/swiglu.cu", "-x", "none", "-rdynamic", "-o", str(program),
+    subprocess.run(["g++", "-std=c++20", "-O0", "-w", "-I.", f"-I{ROOT}", f"-I{ROOT}/hostcuda/include", "-x", "c++", "dev/cuda/swiglu.cu", "-x", "none", "-rdynamic", "-o", str(program),
                     f"{ROOT}/build/host/libllmc.a", f"{ROOT}/build/host/libhostcuda.a", "-lbenchmark", "-ldnnl", "-lgomp", "-lmpi", "-lpthread", "-ldl"],
                    cwd=tmp_path, check=True, timeout=TIMEOUT_SECONDS)
     out = tmp_path / "bench.json"
