@@ -48,7 +48,9 @@ def mpirun(ranks: int, command: list[str], environment: Optional[dict[str, str]]
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         command = ["mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command]
     start = time.monotonic()
-    process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    # After a rank that failed mpirun waits a second after each signal to the others, also when all are gone; here that would be minutes.
+    waiting = {"OMPI_MCA_odls_base_sigkill_timeout": "0"}
+    process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **waiting, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                start_new_session=True)
     try:
         output, _ = process.communicate(timeout=timeout)
