@@ -205,13 +205,11 @@ $(HOST)/hostcuda/test/test_%: $(HOST)/hostcuda/test/test_%.o $(HOST)/libhostcuda
 $(HOST)/hostcuda/test/mpi_test_%: $(HOST)/hostcuda/test/mpi_test_%.o $(HOST)/libhostcuda.a
 	$(LINK) $< $(HOST)/libhostcuda.a $(HOSTCUDA_LIBS)
 
-.PHONY: kernel-tests mpi-tests host-tests hostcuda-tests variant-tests
+.PHONY: kernel-tests mpi-tests host-tests hostcuda-tests
 kernel-tests: $(VARIANT)/kernel_tests
 mpi-tests: $(CU_MPI_TESTS)
 host-tests: $(HOST_TESTS)
 hostcuda-tests: $(HOSTCUDA_TESTS) $(HOSTCUDA_MPI_TESTS)
-# Everything of one CPU variant.
-variant-tests: programs kernel-tests mpi-tests
 
 # The suites, each `KIND [key=value ...] COMMAND` as dev/test/run_tests.py takes them. `make test` is the covering subset, `make test-long` adds the rest.
 B := build/cpu-BF16
@@ -276,11 +274,11 @@ endef
 
 .PHONY: build-tests build-long-tests
 build-tests:
-	$(MAKE) DEVICE=cpu PRECISION=BF16 train_gpt test_gpt bench variant-tests host-tests hostcuda-tests
-	$(MAKE) DEVICE=cpu PRECISION=FP32 variant-tests
-	NVCC= $(MAKE) PRECISION=BF16 CXX=clang++ variant-tests
-	$(MAKE) DEVICE=cpu PRECISION=BF16 ASAN=1 programs kernel-tests
-	$(MAKE) DEVICE=cpu PRECISION=BF16 TSAN=1 programs kernel-tests
+	$(MAKE) DEVICE=cpu PRECISION=BF16 train_gpt test_gpt bench kernel-tests mpi-tests host-tests hostcuda-tests
+	$(MAKE) DEVICE=cpu PRECISION=FP32 programs kernel-tests $(F)/dev/test/mpi_test_zero
+	NVCC= $(MAKE) PRECISION=BF16 CXX=clang++ programs kernel-tests $(C)/dev/test/mpi_test_zero
+	$(MAKE) DEVICE=cpu PRECISION=BF16 ASAN=1 $(A)/train_gpt kernel-tests
+	$(MAKE) DEVICE=cpu PRECISION=BF16 TSAN=1 $(T)/train_gpt kernel-tests
 build-long-tests: build-tests
 	$(MAKE) DEVICE=cpu PRECISION=FP32 $(F)/bench
 	NVCC= $(MAKE) PRECISION=BF16 CXX=clang++ $(C)/bench
