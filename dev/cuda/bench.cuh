@@ -322,6 +322,19 @@ private:
     unsigned next_input_ = 0;
 };
 
+// Some of the columns of out (cols) against the sums over the rows of inp (rows, cols).
+template <typename Out, typename In>
+inline void expect_column_sums(Case& c, const char* name, const Buffer<Out>& out, const Buffer<In>& inp, size_t rows, size_t cols) {
+    for (const size_t column : sample(cols, 16)) {
+        double want = 0, magnitude = 0;
+        for (const double value : inp.fetch(column, rows, cols)) {
+            want += value;
+            magnitude += std::abs(value);
+        }
+        c.expect(name, column, out.at(column), want, stored<Out>(want, sum_error(static_cast<double>(rows)) * magnitude));
+    }
+}
+
 // ---- registration ----------------------------------------------------------------------------------------------------------------
 
 // Called once the models are known; adds the benchmarks of one header.

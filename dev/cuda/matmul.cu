@@ -55,14 +55,7 @@ void bias(bench::Case& c, int N, int OC) {
     const auto dbias = c.output<floatX>("dbias", OC);
     const auto scratch = c.scratch<float>(bias_backward_scratch_count(N, OC));
     c.run([&](cudaStream_t stream) { bias_backward(dbias, scratch, dout, N, OC, stream); });
-    for (const size_t column : bench::sample(OC, 16)) {
-        double want = 0, magnitude = 0;
-        for (const double value : dout.fetch(column, N, OC)) {
-            want += value;
-            magnitude += std::abs(value);
-        }
-        c.expect("dbias", column, dbias.at(column), want, bench::stored<floatX>(want, bench::sum_error(N) * magnitude));
-    }
+    bench::expect_column_sums(c, "dbias", dbias, dout, N, OC);
     c.time(bench::bytes(dout, dbias), 1.0 * N * OC);
 }
 

@@ -10,14 +10,7 @@ void rows(bench::Case& c, int P, int C) {
     const auto partials = c.normal<float>(P, C);
     const auto out = c.output<floatX>("out", C);
     c.run([&](cudaStream_t stream) { sum_rows(out.get(), partials, P, C, C, stream); });
-    for (const size_t column : bench::sample(C, 16)) {
-        double want = 0, magnitude = 0;
-        for (const double value : partials.fetch(column, P, C)) {
-            want += value;
-            magnitude += std::abs(value);
-        }
-        c.expect("out", column, out.at(column), want, bench::stored<floatX>(want, bench::sum_error(P) * magnitude));
-    }
+    bench::expect_column_sums(c, "out", out, partials, P, C);
     c.time(bench::bytes(partials, out), 1.0 * P * C);
 }
 

@@ -237,7 +237,7 @@ def benchmarks(check: Check, results: dict[str, Any]) -> list[str]:
     except (OSError, ValueError):
         return [done.problem("bench") or "bench: it wrote no report"]
     for row in report["benchmarks"]:
-        name = row["run_name"].split("/iterations:")[0].removesuffix("/manual_time")
+        name = row["run_name"]
         if row.get("error_occurred"):
             problems.append(f"{name}: {row['error_message'][:300]}")
             continue
