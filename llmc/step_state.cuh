@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kCountThreads) count_valid_targets_kernel(unsi
     if (threadIdx.x % kWarpSize == 0) atomicAdd(count, static_cast<unsigned long long>(total));
 }
 
-// targets (n): every target of all micro-steps of this rank. The ranks' counts are then added into state->valid_tokens.
+// targets (n): every target of all micro-steps of this rank. The ranks' counts are then gathered, and added by set_inv_valid.
 inline void count_valid_targets(unsigned long long* count, const int* targets, size_t n, cudaStream_t stream) {
     NvtxRange range(__func__);
     CUDA_CHECK(cudaMemsetAsync(count, 0, sizeof(*count), stream));
@@ -52,15 +52,22 @@ inline void count_valid_targets(unsigned long long* count, const int* targets, s
     launch(count_valid_targets_kernel, grid_for(n, kCountThreads * kCountPerThread), kCountThreads, 0, stream, count, targets, n);
 }
 
-// ---- inv_valid_tokens from valid_tokens ----
-__global__ void set_inv_valid_kernel(StepState* state) {
-    state->inv_valid_tokens = state->valid_tokens == 0 ? 0.0f : static_cast<float>(1.0 / static_cast<double>(state->valid_tokens));
+// ---- valid_tokens (=) sum of the ranks' counts (N), inv_valid_tokens (=) 1 / valid_tokens, 0 if there are none ----
+__global__ void set_inv_valid_kernel(StepState* state, const unsigned long long* rank_counts, int N) {
+    unsigned long long valid = 0;
+    for (int rank = 0; rank < N; rank++) valid += rank_counts[rank];
+    state->valid_tokens = valid;
+    state->inv_valid_tokens = valid == 0 ? 0.0f : static_cast<float>(1.0 / static_cast<double>(valid));
 }
 
-inline void set_inv_valid(StepState* state, cudaStream_t stream) {
+inline void set_inv_valid(StepState* state, const unsigned long long* rank_counts, int N, cudaStream_t stream) {
     NvtxRange range(__func__);
-    launch(set_inv_valid_kernel, 1, 1, 0, stream, state);
+    CHECK(N >= 1, "set_inv_valid: counts of %d ranks; at least one is needed", N);
+    launch(set_inv_valid_kernel, 1, 1, 0, stream, state, rank_counts, N);
 }
+
+// To be removed with its last caller: valid_tokens is the sum over ranks already.
+inline void set_inv_valid(StepState* state, cudaStream_t stream) { set_inv_valid(state, &state->valid_tokens, 1, stream); }
 
 // ---- what the step does, from the ranks' sums: (N, 2) squared norm of the rank's slices, loss sum of its tokens; added in rank order ----
 __global__ void decide_step_kernel(StepState* state, const double* rank_sums, int N, double beta1, double beta2) {

@@ -14,13 +14,22 @@ void count_targets(bench::Case& c, size_t n) {
     c.time(bench::bytes(targets, count), 0);
 }
 
-void inverse(bench::Case& c) {
+void inverse(bench::Case& c, int ranks) {
     StepState host = {};
-    host.valid_tokens = 12345, host.inv_valid_tokens = NAN;
+    host.valid_tokens = ~0ull, host.inv_valid_tokens = NAN;
+    std::vector<unsigned long long> counts;
+    unsigned long long valid = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        counts.push_back(12345 + rank);
+        valid += counts.back();
+    }
     const auto state = c.upload(std::vector<StepState>{host});
-    c.run([&](cudaStream_t stream) { set_inv_valid(state, stream); });
-    c.expect("inv_valid_tokens", 0, state.download()[0].inv_valid_tokens, 1.0 / 12345, kRoundoff32 / 12345);
-    c.time(sizeof(host.valid_tokens) + sizeof(host.inv_valid_tokens), 1);
+    const auto rank_counts = c.upload(counts);
+    c.run([&](cudaStream_t stream) { set_inv_valid(state, rank_counts, ranks, stream); });
+    const StepState got = state.download()[0];
+    c.expect("valid_tokens", 0, static_cast<double>(got.valid_tokens), static_cast<double>(valid), 0);
+    c.expect("inv_valid_tokens", 0, got.inv_valid_tokens, 1.0 / valid, kRoundoff32 / valid);
+    c.time(bench::bytes(rank_counts) + sizeof(host.valid_tokens) + sizeof(host.inv_valid_tokens), ranks);
 }
 
 void decide(bench::Case& c, int ranks) {
@@ -55,7 +64,7 @@ void decide(bench::Case& c, int ranks) {
 const bench::Registration registration([](const bench::Settings& s) {
     const size_t n = s.N;
     bench::add(format("count_valid_targets/n=%zu", n), [=](bench::Case& c) { count_targets(c, n); });
-    bench::add("set_inv_valid", inverse);
+    bench::add("set_inv_valid/ranks=8", [](bench::Case& c) { inverse(c, 8); });
     bench::add("decide_step/ranks=8", [](bench::Case& c) { decide(c, 8); });
 });
 

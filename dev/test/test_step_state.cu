@@ -14,13 +14,32 @@ TEST(ValidTokens, CountAndInverse) {
             unsigned long long expected = 0;
             for (const int target : targets) expected += target >= 0;
             DeviceBuffer<int> device_targets(targets);
-            DeviceBuffer<StepState> state(std::vector<StepState>(1));
-            count_valid_targets(&state.get()->valid_tokens, device_targets, n, test_stream());
-            set_inv_valid(state, test_stream());
+            DeviceBuffer<unsigned long long> count(1);
+            DeviceBuffer<StepState> state(1);
+            count_valid_targets(count, device_targets, n, test_stream());
+            EXPECT_EQ(count.download()[0], expected);
+            set_inv_valid(state, count, 1, test_stream());
             EXPECT_EQ(get(state).valid_tokens, expected);
             EXPECT_EQ(get(state).inv_valid_tokens, expected == 0 ? 0.0f : static_cast<float>(1.0 / expected));
         }
     }
+}
+
+TEST(ValidTokens, SumOfRanks) {
+    // Ranks without any; one rank has them all; beyond 32 bits; a count that no float holds.
+    const std::vector<std::vector<unsigned long long>> cases = {{7}, {0}, {0, 0, 0}, {3, 0, 5}, {0, 0, 0, 4096, 0}, {0xffffffffull, 1, 0xffffffffull}, {1ull << 24, 1},
+                                                                std::vector<unsigned long long>(1000, 8191)};
+    for (const std::vector<unsigned long long>& counts : cases) {
+        unsigned long long expected = 0;
+        for (const unsigned long long count : counts) expected += count;
+        DeviceBuffer<unsigned long long> rank_counts(counts);
+        DeviceBuffer<StepState> state(1);  // poisoned: both are overwritten
+        set_inv_valid(state, rank_counts, static_cast<int>(counts.size()), test_stream());
+        EXPECT_EQ(get(state).valid_tokens, expected);
+        // Divided in double, rounded once.
+        EXPECT_EQ(get(state).inv_valid_tokens, expected == 0 ? 0.0f : static_cast<float>(1.0 / static_cast<double>(expected)));
+    }
+    EXPECT_THROW(set_inv_valid(nullptr, nullptr, 0, test_stream()), Error);
 }
 
 struct Decision {
