@@ -82,8 +82,10 @@ static std::string cpu_name() {
 void prepare_exit() {
     static std::once_flag once;
     std::call_once(once, [] {
+        fault_mode();   // nonsense in HOSTCUDA_FAULT is a stop at the start, not at the first launch
         std::atexit([] {
             settle_streams_at_exit();
+            report_missing_fault();
             if (streams_are_quiet()) check_canaries("exit");
             print_profile();
         });

@@ -77,9 +77,9 @@ static const ErrorText kErrors[] = {
 // ---- environment --------------------------------------------------------------------------------------------------
 
 // A misspelt name would silently test nothing, so it is a stop as well.
-static const char* const kVariables[] = {"HOSTCUDA_ARCH",    "HOSTCUDA_ASYNC",   "HOSTCUDA_ASYNC_SEED", "HOSTCUDA_CUBLASLT_CONVERT",
-                                         "HOSTCUDA_MEMORY",  "HOSTCUDA_PROFILE", "HOSTCUDA_PROTECT",    "HOSTCUDA_SCHEDULE",
-                                         "HOSTCUDA_STACK",   "HOSTCUDA_THREADS"};
+static const char* const kVariables[] = {"HOSTCUDA_ARCH",     "HOSTCUDA_ASYNC",  "HOSTCUDA_ASYNC_SEED", "HOSTCUDA_CUBLASLT_CONVERT",
+                                         "HOSTCUDA_FAULT",    "HOSTCUDA_MEMORY", "HOSTCUDA_PROFILE",    "HOSTCUDA_PROTECT",
+                                         "HOSTCUDA_SCHEDULE", "HOSTCUDA_STACK",  "HOSTCUDA_THREADS"};
 
 static const char* environment(const char* name) {
     static std::once_flag once;
@@ -100,6 +100,8 @@ static const char* environment(const char* name) {
     const char* value = getenv(name);
     return value && *value ? value : nullptr;
 }
+
+const char* env_text(const char* name) { return environment(name); }
 
 bool env_flag(const char* name) {
     const char* value = environment(name);

@@ -72,6 +72,7 @@ void check_canaries(const char* when);               // a damaged redzone is a s
 size_t device_memory_limit();
 void prepare_exit();                                 // registers what must run at exit, once
 void print_profile();
+void report_missing_fault();                         // HOSTCUDA_FAULT asked for a fault that was not planted: says so
 std::string describe_size(size_t bytes);
 
 }  // namespace hostcuda

@@ -26,6 +26,7 @@ cudaError_t set_error(cudaError_t error);
 
 // ---- environment --------------------------------------------------------------------------------------------------
 // Each variable is read once, strictly: a value that makes no sense is a stop.
+const char* env_text(const char* name);                                     // unset or "": null
 bool env_flag(const char* name);                                            // unset, "" or 0: false; 1: true
 long long env_integer(const char* name, long long unset, long long low, long long high);
 size_t env_bytes(const char* name, size_t unset);                           // 80GB, 24GiB, 1.5GiB, 1000000
@@ -34,6 +35,7 @@ bool async_mode();            // HOSTCUDA_ASYNC=1
 uint64_t async_seed();        // HOSTCUDA_ASYNC_SEED
 bool protect_mode();          // HOSTCUDA_PROTECT=1
 bool profile_mode();          // HOSTCUDA_PROFILE=1
+bool fault_mode();            // HOSTCUDA_FAULT is set
 int device_arch();            // HOSTCUDA_ARCH: 80, 89 or 90
 size_t max_shared_memory();   // bytes a block may opt in to on that architecture
 int num_threads();            // OS threads that run blocks (and oneDNN's)

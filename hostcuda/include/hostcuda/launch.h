@@ -1,7 +1,10 @@
 // Kernel launches: cudaLaunchKernelEx, and the attributes of kernels. There is no <<<>>>.
 #pragma once
+#include <functional>
+#include <initializer_list>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "hostcuda/execution.h"
 #include "hostcuda/internal.h"
@@ -57,6 +60,20 @@ inline void check_pointer_args(const char* name, const Params&... args) {
     (void)check;
 }
 
+// An argument as HOSTCUDA_FAULT sees it.
+struct Argument {
+    bool is_pointer;
+    const void* pointer;
+};
+template <class T>
+Argument argument_of([[maybe_unused]] const T& arg) {
+    if constexpr (std::is_pointer_v<T>) return {true, arg};
+    else return {false, nullptr};
+}
+
+// HOSTCUDA_FAULT (src/fault.cpp): if this launch is the one it names, the work with the fault right after it; else the work as it is.
+std::function<void()> with_planted_fault(const char* kernel, std::initializer_list<Argument> arguments, std::function<void()> work);
+
 template <class... Params>
 cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Params... args) {
     static_assert((std::is_trivially_copyable_v<Params> && ...), "kernel parameters are copied as bytes");
@@ -68,9 +85,11 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Param
     const KernelCall<Params...> call{kernel, std::tuple<Params...>(args...)};
     const dim3 grid = config->gridDim, block = config->blockDim;
     const size_t dynamic_bytes = config->dynamicSmemBytes;
-    return set_error(enqueue(config->stream, name, [=] {
+    std::function<void()> work = [=] {
         run_grid(Grid{address, name, grid, block, dynamic_bytes, KernelCall<Params...>::run_threads, &call});
-    }));
+    };
+    if (fault_mode()) work = with_planted_fault(name, {argument_of(args)...}, std::move(work));
+    return set_error(enqueue(config->stream, name, std::move(work)));
 }
 
 cudaError_t set_function_attribute(const void* kernel, cudaFuncAttribute attribute, int value);
