@@ -84,9 +84,9 @@ bool check_folder(const std::string& folder, const Process& process, const Commu
     zero_config.beta2 = hyper_parameter(reference, "beta2");
     zero_config.eps = hyper_parameter(reference, "eps");
     zero_config.weight_decay = hyper_parameter(reference, "weight_decay");
-    Trainer trainer(comm, config, zero_config, B, T, /*device_memory_bytes=*/0);
+    Trainer trainer(comm, config, zero_config, Recompute::kNone, B, T, /*device_memory_bytes=*/0);
     trainer.choose_products(process);
-    load_parameters(trainer.zero, trainer.table, weights, trainer.stream);
+    load_parameters(trainer.zero, weights, trainer.stream);
     trainer.zero.start_optimizer();
 
     HostBatch batch(N);
@@ -103,8 +103,9 @@ bool check_folder(const std::string& folder, const Process& process, const Commu
     // Logits before anything else, padded columns dropped.
     const int V = config.vocab_size, Vp = config.padded_vocab();
     trainer.copy_ids(ids, N);
-    trainer.model.forward(trainer.zero, trainer.inputs, B, T);
-    const std::vector<float> padded = read_floats(trainer.model.logits(), static_cast<size_t>(N) * Vp, trainer.stream);
+    const floatX* device_logits = nullptr;
+    trainer.queue_forward(B, [&] { device_logits = trainer.model.head_rows(trainer.zero, N, 0, N); });
+    const std::vector<float> padded = read_floats(device_logits, static_cast<size_t>(N) * Vp, trainer.stream);
     std::vector<float> logits;
     for (int i = 0; i < N; ++i) logits.insert(logits.end(), padded.begin() + static_cast<size_t>(i) * Vp, padded.begin() + static_cast<size_t>(i) * Vp + V);
     compare.tensor("logits", logits, 1e-4);
@@ -124,7 +125,7 @@ bool check_folder(const std::string& folder, const Process& process, const Commu
             const int b = trainer.zero.layout().bucket_of_unit[p.unit];
             const ZeroEngine::Owned owned = trainer.zero.owned_by_this_rank(b);
             const size_t first = trainer.zero.layout().unit_begin[p.unit] + p.offset - owned.begin;
-            compare.tensor("grad." + p.name, read_floats(owned.gradients + first, p.count(), trainer.stream), 1e-4);
+            compare.tensor("grad." + p.name, trainer.zero.read_gradients(b, first, p.count()), 1e-4);
         }
     }
     if (!kBf16) {

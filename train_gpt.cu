@@ -26,10 +26,12 @@
 #include "llmc/report.h"
 // floatX, launch, Float8, reductions: what every kernel stands on
 #include "llmc/device.cuh"
-// DeviceMemory (named allocations with a budget), PinnedArray
+// DeviceMemory (named allocations with a budget), PinnedArray, read_floats
 #include "llmc/device_memory.cuh"
 // select_device, measure_product_flops
 #include "llmc/device_setup.cuh"
+// check_started_alike, check_same_data, replica_difference
+#include "llmc/replicas.h"
 // Communicator (reduce-scatter, all-gather over NCCL), wait_for_event
 #include "llmc/comm.cuh"
 // StepState and the kernels that fill it: count_valid_targets, set_inv_valid, decide_step
@@ -60,13 +62,17 @@
 #include "llmc/init.cuh"
 // ParamTable, FlatLayout: every parameter, its unit, its bucket
 #include "llmc/param_table.h"
-// ZeroEngine: who holds which slice, what crosses the wire when
+// Schedule: the order of a step, as data: gather, compute, drop, reduce, step
+#include "llmc/schedule.h"
+// checksum: the bits of a buffer in one number
+#include "llmc/checksum.cuh"
+// ZeroEngine: who holds which slice; queues what the schedule says
 #include "llmc/zero.cuh"
 // SpanTimer, PhaseTimers: how long the compute stream spends in each phase of a step, or waits
 #include "llmc/span_timer.cuh"
-// Model: activations, forward, backward
+// Model: activations, forward, backward, unit by unit
 #include "llmc/model.cuh"
-// load_parameters, read_floats, hash_parameters: between host tensors and the flat buffer
+// load_parameters, hash_parameters: between host tensors and the flat buffer
 #include "llmc/weights.cuh"
 
 #include <unistd.h>
@@ -111,27 +117,32 @@ struct Trainer {
     Model model;
     StepState* state;                                  // in device memory
     int *inputs, *targets, *sorted_positions;          // (micro_steps, B, T) each
-    double* eval_sums;                                 // (N + 1, 2): loss sum and valid tokens of each rank, then this rank's own
+    unsigned long long* rank_counts;                   // (N + 1): valid targets of each rank, then this rank's own
+    double* rank_numbers;                              // (N + 1, 2): what host decisions are made from, then this rank's own
+    unsigned long long* checksums;                     // (N + 1, zero.checksum_count()): of each rank's replicas, then this rank's own
     PinnedArray<StepState> host_states{kStepSlots}, read_back{kStepSlots};
     PhaseTimers phases;
-    cudaEvent_t step_begun[kStepSlots], step_done[kStepSlots], ids_copied;
+    unsigned long long sent_bytes[kStepSlots] = {};    // by this rank, counted where they are sent
+    cudaEvent_t step_begun[kStepSlots], step_done[kStepSlots], ids_copied, host_read;
 
-    Trainer(const Communicator& comm, const ModelConfig& config, const ZeroConfig& zero_config, int B, int T, size_t device_memory_bytes)
+    Trainer(const Communicator& comm, const ModelConfig& config, const ZeroConfig& zero_config, Recompute recompute, int B, int T, size_t device_memory_bytes)
         : comm(comm), config(config), table(make_param_table(config)), B(B), T(T), micro_steps(zero_config.micro_steps), stream(make_stream()), memory(device_memory_bytes),
-          matmuls(memory.allocate<unsigned char>("other", "the workspace of products", kMatmulWorkspaceBytes)), zero(table, comm, zero_config, memory, stream), model(config, table, B, T, memory, matmuls, stream),
-          phases(stream) {
+          matmuls(memory.allocate<unsigned char>("workspace", "the workspace of products", kMatmulWorkspaceBytes)), zero(table, comm, zero_config, memory, stream),
+          model(config, table, B, T, {recompute, zero_config.lmhead_chunks}, memory, matmuls, stream), phases(stream) {
         state = memory.allocate<StepState>("other", "step state", 1);
         CUDA_CHECK(cudaMemsetAsync(state, 0, sizeof(StepState), stream));
         const size_t count = tokens_per_step();
         inputs = memory.allocate<int>("other", "token ids", 3 * count);
         targets = inputs + count;
         sorted_positions = targets + count;
-        eval_sums = memory.allocate<double>("other", "evaluation sums", 2 * (comm.size() + 1));
+        rank_counts = memory.allocate<unsigned long long>("other", "counts of each rank", comm.size() + 1);
+        rank_numbers = memory.allocate<double>("other", "numbers of each rank", 2 * (comm.size() + 1));
+        checksums = memory.allocate<unsigned long long>("other", "checksums of each rank", zero.checksum_count() * (comm.size() + 1));
         for (int slot = 0; slot < kStepSlots; ++slot) {
             CUDA_CHECK(cudaEventCreate(&step_begun[slot]));
             CUDA_CHECK(cudaEventCreate(&step_done[slot]));
         }
-        CUDA_CHECK(cudaEventCreateWithFlags(&ids_copied, cudaEventDisableTiming));
+        for (cudaEvent_t* event : {&ids_copied, &host_read}) CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     }
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
@@ -140,7 +151,7 @@ struct Trainer {
             cudaEventDestroy(step_begun[slot]);
             cudaEventDestroy(step_done[slot]);
         }
-        cudaEventDestroy(ids_copied);
+        for (const cudaEvent_t event : {ids_copied, host_read}) cudaEventDestroy(event);
         cudaStreamDestroy(stream);
     }
 
@@ -155,9 +166,18 @@ struct Trainer {
         CUDA_CHECK(cudaEventRecord(ids_copied, stream));
     }
 
-    // Queues one optimizer step; the host waits for nothing. Its results come to read_back[slot] when step_done[slot] has happened.
+    // Queues one optimizer step: begin_step(), every operation of the schedule, end_step(). The host waits for nothing; the results come to read_back[slot] when
+    // step_done[slot] has happened.
     void queue_step(const StepInputs& step, const BatchBuffers& batch) {
         const NvtxRange range("step");
+        const unsigned long long sent_before = comm.sent_bytes();
+        begin_step(step, batch);
+        for (const ScheduleOp& op : zero.schedule().step) queue(op);
+        end_step(step.slot);
+        sent_bytes[step.slot] = comm.sent_bytes() - sent_before;
+    }
+
+    void begin_step(const StepInputs& step, const BatchBuffers& batch) {
         StepState& host = host_states[step.slot];
         host.lr = static_cast<float>(step.lr);
         host.max_norm = static_cast<float>(step.max_norm);
@@ -168,28 +188,73 @@ struct Trainer {
         copy_ids(batch, tokens_per_step());
         zero.stalls().begin_step(step.slot);
         phases.begin_step(step.slot);
+    }
 
-        // The loss is the mean over all valid targets of the global batch, so they are counted before the first gradient.
-        count_valid_targets(&state->valid_tokens, targets, tokens_per_step(), stream);
-        zero.start_count_reduction(&state->valid_tokens, 1);
-        for (int micro_step = 0; micro_step < micro_steps; ++micro_step) {
-            const size_t first = static_cast<size_t>(micro_step) * B * T;
-            zero.begin_micro_step(micro_step, state);
-            phases.forward.time([&] { model.forward(zero, inputs + first, B, T); });
-            phases.loss.time([&] {
-                if (micro_step == 0) {
-                    zero.finish_count_reduction();
-                    set_inv_valid(state, stream);
+    void queue(const ScheduleOp& op) {
+        const size_t first = static_cast<size_t>(op.micro_step) * B * T;
+        switch (op.kind) {
+            case OpKind::kCountTargets:  // the loss is the mean over all valid targets of the global batch, so they are counted before the first gradient
+                count_valid_targets(rank_counts + comm.size(), targets, tokens_per_step(), stream);
+                zero.start_gather(rank_counts, rank_counts + comm.size(), 1);
+                break;
+            case OpKind::kForward:
+                if (op.index == table.embedding_unit()) zero.begin_micro_step(op.micro_step, state);
+                phases.enter(&phases.forward);
+                model.forward_unit(zero, op.index, inputs + first, B, T);
+                break;
+            case OpKind::kHead:
+                phases.enter(&phases.head);
+                if (op.micro_step == 0) {
+                    zero.finish_gather();
+                    set_inv_valid(state, rank_counts, comm.size(), stream);
                 }
-                model.loss_and_logit_gradients(targets + first, &state->inv_valid_tokens, B, T);
-                model.add_losses(&state->loss_sum, micro_step == 0, B, T);
-            });
-            phases.backward.time([&] { model.backward(zero, inputs + first, sorted_positions + first); });
+                model.head_forward_backward(zero, targets + first, &state->inv_valid_tokens);
+                model.add_losses(&state->loss_sum, op.micro_step == 0, B, T);
+                break;
+            case OpKind::kBackward:
+                phases.enter(&phases.backward);
+                model.backward_unit(zero, op.index, inputs + first, sorted_positions + first);
+                break;
+            case OpKind::kDecide: phases.enter(&phases.update); [[fallthrough]];
+            case OpKind::kGather: case OpKind::kDrop: case OpKind::kReduce: case OpKind::kGatherGradients: case OpKind::kStep: zero.queue(op, state);
         }
-        phases.update.time([&] { zero.update(state); });
+    }
 
-        CUDA_CHECK(cudaMemcpyAsync(&read_back[step.slot], state, sizeof(StepState), cudaMemcpyDeviceToHost, stream));
-        CUDA_CHECK(cudaEventRecord(step_done[step.slot], stream));
+    void end_step(int slot) {
+        phases.enter(nullptr);
+        CUDA_CHECK(cudaMemcpyAsync(&read_back[slot], state, sizeof(StepState), cudaMemcpyDeviceToHost, stream));
+        CUDA_CHECK(cudaEventRecord(step_done[slot], stream));
+    }
+
+    // Queues a forward pass of `B` sequences whose ids were copied; head() queues what comes of it (one of the model's heads). Collective where parameters are sharded.
+    template <class Head>
+    void queue_forward(int B, Head&& head) {
+        for (const ScheduleOp& op : zero.schedule().forward) {
+            if (op.kind == OpKind::kForward) {
+                model.forward_unit(zero, op.index, inputs, B, T);
+            } else if (op.kind == OpKind::kHead) {
+                head();
+            } else {
+                zero.queue(op, state);
+            }
+        }
+    }
+
+    // The first `count` (at most 2) of every rank's rank_numbers, on the host, in rank order. Collective.
+    std::vector<double> gather_numbers(size_t count, double timeout_seconds, const char* what) {
+        zero.start_gather(rank_numbers, rank_numbers + 2 * comm.size(), count);
+        zero.finish_gather();
+        return read(rank_numbers, count * comm.size(), timeout_seconds, what);
+    }
+
+    // Device memory on the host, after what is queued on the stream.
+    template <class T>
+    std::vector<T> read(const T* address, size_t count, double timeout_seconds, const char* what) {
+        PinnedArray<T> values(count);
+        CUDA_CHECK(cudaMemcpyAsync(values.data(), address, count * sizeof(T), cudaMemcpyDeviceToHost, stream));
+        CUDA_CHECK(cudaEventRecord(host_read, stream));
+        wait_for_event(host_read, comm, timeout_seconds, what);
+        return std::vector<T>(values.data(), values.data() + count);
     }
 
     // The state as it is after all that is queued; waits.
@@ -204,7 +269,7 @@ struct Trainer {
     void choose_products(const Process& process) {
         std::vector<unsigned char> choices;
         if (process.rank == 0) {
-            model.choose_products(zero.params());
+            model.choose_products(zero.any_params());
             choices = matmuls.export_choices();
         }
         if (process.ranks > 1) broadcast_bytes(process, &choices);
@@ -232,23 +297,18 @@ struct Evaluation {
     HostBatch batch(count);
     BatchBuffers buffers = batch.buffers();
     buffers.sorted_positions = nullptr;
-    PinnedArray<double> sums(2 * ranks + 1);
-    double* own = trainer.eval_sums + 2 * ranks;
-    long long valid = 0;
+    PinnedArray<double> valid(1);
+    valid[0] = 0;
+    double* own = trainer.rank_numbers + 2 * ranks;
     for (long long step = 0; step < loader.num_steps(); ++step) {
-        valid += loader.fill(step, buffers.inputs, buffers.targets);
+        valid[0] += static_cast<double>(loader.fill(step, buffers.inputs, buffers.targets));
         trainer.copy_ids(buffers, count);
-        trainer.model.forward(trainer.zero, trainer.inputs, trainer.B, trainer.T);
-        trainer.model.loss_only(trainer.targets, trainer.B, trainer.T);
+        trainer.queue_forward(trainer.B, [&] { trainer.model.head_losses(trainer.zero, trainer.targets); });
         trainer.model.add_losses(own, step == 0, trainer.B, trainer.T);
         wait_for_event(trainer.ids_copied, trainer.comm, timeout_seconds, "a validation batch");  // before it is filled again
     }
-    sums[2 * ranks] = static_cast<double>(valid);
-    CUDA_CHECK(cudaMemcpyAsync(own + 1, &sums[2 * ranks], sizeof(double), cudaMemcpyHostToDevice, trainer.stream));
-    trainer.zero.all_gather_doubles(trainer.eval_sums, own, 2);
-    CUDA_CHECK(cudaMemcpyAsync(&sums[0], trainer.eval_sums, 2 * ranks * sizeof(double), cudaMemcpyDeviceToHost, trainer.stream));
-    CUDA_CHECK(cudaEventRecord(trainer.ids_copied, trainer.stream));
-    wait_for_event(trainer.ids_copied, trainer.comm, timeout_seconds, "the sums of an evaluation");
+    CUDA_CHECK(cudaMemcpyAsync(own + 1, &valid[0], sizeof(double), cudaMemcpyHostToDevice, trainer.stream));
+    const std::vector<double> sums = trainer.gather_numbers(2, timeout_seconds, "the sums of an evaluation");
     double loss_sum = 0, tokens = 0;
     for (int rank = 0; rank < ranks; ++rank) {
         loss_sum += sums[2 * rank];
@@ -257,8 +317,19 @@ struct Evaluation {
     return {tokens > 0 ? loss_sum / tokens : 0.0, static_cast<long long>(tokens)};
 }
 
-// Text that the model continues `prompt` with. Runs on one rank alone: stages 0 to 2 hold all parameters everywhere. Each token is a full forward
-// pass over the last T tokens.
+// Throws on all ranks if what each of them holds whole (weights; in stage 0 the optimizer's state too) is not the same. Collective.
+[[maybe_unused]] static void check_replicas(Trainer& trainer, double timeout_seconds) {
+    const size_t count = trainer.zero.checksum_count() * trainer.comm.size();
+    if (count == 0) return;
+    trainer.zero.queue_checksums(trainer.checksums, trainer.checksums + count);
+    const std::string difference = replica_difference(trainer.read(trainer.checksums, count, timeout_seconds, "the checksums of the weights"), trainer.table, trainer.zero.layout());
+    if (difference.empty()) return;
+    throw AgreedError(difference + ": a bit flipped in memory or on a link, or the ranks' libraries or devices differ. What was trained since the last evaluation is wrong; start again without "
+                      "that machine", 1);
+}
+
+// Text that the model continues `prompt` with. Each token is a full forward pass over the last T tokens. Where parameters are sharded all ranks take part
+// (and take rank 0's tokens); otherwise one rank alone can.
 [[maybe_unused]] static std::string sample_text(Trainer& trainer, const DecodeTable& decode, const Options& options, long long step) {
     const NvtxRange range("sample");
     const int T = trainer.T, V = std::min(trainer.config.vocab_size, decode.vocab_size());
@@ -267,6 +338,7 @@ struct Evaluation {
     ids.insert(ids.begin(), decode.end_of_text());  // a document begins after the end of another
     const size_t prompt_count = ids.size();
     HostBatch batch(T);
+    PinnedArray<double> chosen(1);
     BatchBuffers buffers = batch.buffers();
     buffers.sorted_positions = nullptr;
     std::fill(buffers.targets, buffers.targets + T, -1);
@@ -274,10 +346,16 @@ struct Evaluation {
         const int known = static_cast<int>(std::min<size_t>(ids.size(), T));
         std::fill(std::copy(ids.end() - known, ids.end(), buffers.inputs), buffers.inputs + T, 0);
         trainer.copy_ids(buffers, T);
-        trainer.model.forward(trainer.zero, trainer.inputs, 1, T);
-        const floatX* row = trainer.model.logits() + static_cast<size_t>(known - 1) * trainer.config.padded_vocab();
-        const std::vector<float> logits = read_floats(row, V, trainer.stream);
-        ids.push_back(sample_token(logits, config, uniform_from_keys(options.seed, step, i)));
+        const floatX* row = nullptr;
+        trainer.queue_forward(1, [&] { row = trainer.model.head_rows(trainer.zero, T, known - 1, 1); });
+        const std::vector<floatX> stored = trainer.read(row, V, options.comm_timeout, "the logits of a sample");
+        int id = sample_token(std::vector<float>(stored.begin(), stored.end()), config, uniform_from_keys(options.seed, step, i));
+        if (trainer.zero.sharding().parameters) {
+            chosen[0] = id;
+            CUDA_CHECK(cudaMemcpyAsync(trainer.rank_numbers + 2 * trainer.comm.size(), &chosen[0], sizeof(double), cudaMemcpyHostToDevice, trainer.stream));
+            id = static_cast<int>(trainer.gather_numbers(1, options.comm_timeout, "the token of a sample")[0]);
+        }
+        ids.push_back(id);
         if (ids.back() == decode.end_of_text()) break;
     }
     return decode.decode(std::vector<int>(ids.begin() + prompt_count, ids.end()));
@@ -323,6 +401,8 @@ static ZeroConfig zero_config(const Options& options, int micro_steps) {
     config.overlap = options.overlap();
     config.sync_every_micro_step = options.sync_every_micro_step != 0;
     config.micro_steps = micro_steps;
+    config.lmhead_chunks = options.lmhead_chunks;
+    config.fp32_gradients = options.grad_dtype == "fp32";
     config.beta1 = options.beta1;
     config.beta2 = options.beta2;
     config.eps = options.eps;
@@ -335,6 +415,7 @@ static int run(int argc, char** argv, const Process& process) {
     RunPlan plan;
     run_on_all_ranks(process, [&] { plan.options = parse_options(argc, argv); });
     const Options& options = plan.options;
+    check_started_alike(process, options);
     if (options.help) {
         if (process.rank == 0) printf("%s", options_help().c_str());
         return 0;
@@ -362,11 +443,7 @@ static int run(int argc, char** argv, const Process& process) {
         plan.steps = total_steps(options, loader->windows(), loader->windows_per_step());
         plan.schedule = make_lr_schedule(options, plan.steps);
     });
-    const std::vector<std::string> fingerprints = gather_texts(process, data_fingerprint(loader->shards()));
-    run_on_all_ranks(process, [&] {
-        CHECK(fingerprints[process.rank] == fingerprints[0], "--train-data %s gives this rank other shards (fingerprint %s) than rank 0 (%s); every rank must see the same files",
-              options.train_data.c_str(), fingerprints[process.rank].c_str(), fingerprints[0].c_str());
-    });
+    check_same_data(process, options.train_data, data_fingerprint(loader->shards()));
     if (options.show_batch >= 0) {
         if (process.rank == 0) {
             for (const WindowOrigin& w : loader->describe(options.show_batch)) {
@@ -400,17 +477,19 @@ static int run(int argc, char** argv, const Process& process) {
     std::unique_ptr<Trainer> trainer_owner;
     run_on_all_ranks(process, [&] {
         product_flops = measure_product_flops();
-        trainer_owner = std::make_unique<Trainer>(comm, plan.config, plan.zero, options.micro_batch, options.seq_len, static_cast<size_t>(options.device_memory));
+        trainer_owner = std::make_unique<Trainer>(comm, plan.config, plan.zero, recompute_from_name(options.recompute), options.micro_batch, options.seq_len,
+                                                  static_cast<size_t>(options.device_memory));
     });
     Trainer& trainer = *trainer_owner;
     trainer.choose_products(process);
     trainer.zero.init_params(options.seed, plan.config.num_layers);
     trainer.zero.start_optimizer();
+    check_replicas(trainer, options.comm_timeout);
     const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d multiprocessors (threads on a CPU)", process.host.c_str(), process.pid,
                                                                         device.name.c_str(), device.multiprocessors));
     for (const std::string& warning : loader->shards().warnings) printf("warning: %s\n", warning.c_str());
     printf("%s", start_report({options, plan.config, plan.batch, plan.steps, ranks, trainer.table, trainer.zero.layout(), *loader, plan.val_loader.get(),
-                               trainer.memory.bytes_by_category(), product_flops, sizeof(floatX)}).c_str());
+                               trainer.memory.bytes_by_category(), trainer.zero.schedule().step_sent_bytes(), product_flops, sizeof(floatX)}).c_str());
     fflush(stdout);
 
     // ---- the loop: queue step s, then read what step s-1 gave ----
@@ -442,8 +521,9 @@ static int run(int argc, char** argv, const Process& process) {
         m.mem_bytes = trainer.memory.total_bytes();
         m.data_ms = data_ms[slot];
         m.exposed_comm_ms = trainer.zero.stalls().total_ms(slot);
+        m.comm_bytes = trainer.sent_bytes[slot];
         m.forward_ms = trainer.phases.forward.total_ms(slot);
-        m.loss_ms = trainer.phases.loss.total_ms(slot);
+        m.head_ms = trainer.phases.head.total_ms(slot);
         m.backward_ms = trainer.phases.backward.total_ms(slot);
         m.update_ms = trainer.phases.update.total_ms(slot);
         printf("%s\n", step_line(m, plan.steps).c_str());
@@ -460,13 +540,14 @@ static int run(int argc, char** argv, const Process& process) {
         fflush(stdout);
     };
     const auto evaluate_and_print = [&](long long step) {
+        check_replicas(trainer, options.comm_timeout);
         if (!plan.val_loader) return;
         const Evaluation result = evaluate(trainer, *plan.val_loader, options.comm_timeout);
         printf("step %lld/%lld | validation loss %.4f nats a token over %lld tokens\n", step + 1, plan.steps, result.loss, result.tokens);
         if (metrics) metrics->val(step, result.loss, result.tokens);
     };
     const auto sample_and_print = [&](long long step) {
-        if (process.rank != 0) return;
+        if (process.rank != 0 && !trainer.zero.sharding().parameters) return;
         if (!decode) {
             printf("no sample: there is no decode.bin beside the training shards\n");
             return;
@@ -491,8 +572,8 @@ static int run(int argc, char** argv, const Process& process) {
         fflush(stdout);
         fresh_start = step + 1;
     }
+    const std::string hash = hash_parameters(trainer.zero, trainer.stream);
     if (process.rank == 0) {
-        const std::string hash = hash_parameters(trainer.zero, trainer.table, trainer.stream);
         size_t free_bytes = 0, device_bytes = 0;
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));
         printf("done: %lld steps, weights %s, metrics in %s\n", plan.steps, hash.c_str(), metrics->path().c_str());

@@ -60,6 +60,7 @@ public:
     // out (slice_count) = the sum over ranks of slice rank() of inp (size() * slice_count).
     template <class T>
     void reduce_scatter(T* out, const T* inp, size_t slice_count, cudaStream_t stream) const {
+        count_sent(slice_count * sizeof(T));
         NCCL_CHECK(ncclReduceScatter(inp, out, slice_count, nccl_type<T>(), ncclSum, comm_, stream));
     }
 
@@ -72,13 +73,12 @@ public:
     // out (size(), count) = inp (count) of every rank, in rank order.
     template <class T>
     void all_gather(T* out, const T* inp, size_t count, cudaStream_t stream) const {
+        count_sent(count * sizeof(T));
         NCCL_CHECK(ncclAllGather(inp, out, count, nccl_type<T>(), comm_, stream));
     }
 
-    // buffer (count) = the sum over ranks; whole numbers only, so the order does not matter.
-    void all_reduce_counts(unsigned long long* buffer, size_t count, cudaStream_t stream) const {
-        NCCL_CHECK(ncclAllReduce(buffer, buffer, count, ncclUint64, ncclSum, comm_, stream));
-    }
+    // Bytes this rank has been asked to send since the communicator was made. In a ring every rank passes on all slices but one.
+    unsigned long long sent_bytes() const { return sent_bytes_; }
 
     // Throws if a peer or the network broke the communicator.
     void check_async_error() const {
@@ -88,8 +88,11 @@ public:
     }
 
 private:
+    void count_sent(size_t slice_bytes) const { sent_bytes_ += static_cast<unsigned long long>(size_ - 1) * slice_bytes; }
+
     ncclComm_t comm_ = nullptr;
     int rank_, size_;
+    mutable unsigned long long sent_bytes_ = 0;
 };
 
 // The one place where the host waits for the device: polls `event` with a deadline, so that a peer that hangs ends this rank with a message.

@@ -84,3 +84,14 @@ public:
 private:
     T* data_ = nullptr;
 };
+
+// `count` elements of device memory as floats on the host; waits for the stream.
+template <class T>
+std::vector<float> read_floats(const T* address, size_t count, cudaStream_t stream) {
+    std::vector<T> raw(count);
+    CUDA_CHECK(cudaMemcpyAsync(raw.data(), address, count * sizeof(T), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    std::vector<float> values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(raw[i]);
+    return values;
+}

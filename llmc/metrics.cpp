@@ -149,7 +149,7 @@ void MetricsWriter::train(const TrainMetrics& m) {
     write(JsonLine("train").add("step", m.step).add("epoch", m.epoch).add("tokens", m.tokens).add("loss", m.loss).add("grad_norm", m.grad_norm)
               .add("lr", m.lr).add("step_ms", m.step_ms).add("tokens_per_s", m.tokens_per_s).add("mfu", m.mfu).add("mfu_measured", m.mfu_measured)
               .add("skipped", m.skipped).add("mem_bytes", m.mem_bytes).add("data_ms", m.data_ms).add("exposed_comm_ms", m.exposed_comm_ms)
-              .add("forward_ms", m.forward_ms).add("loss_ms", m.loss_ms).add("backward_ms", m.backward_ms).add("update_ms", m.update_ms));
+              .add("comm_bytes", m.comm_bytes).add("forward_ms", m.forward_ms).add("head_ms", m.head_ms).add("backward_ms", m.backward_ms).add("update_ms", m.update_ms));
 }
 
 void MetricsWriter::val(long long step, double val_loss, long long val_tokens) {

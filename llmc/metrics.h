@@ -44,7 +44,8 @@ struct TrainMetrics {
     size_t mem_bytes = 0;        // device memory in use on this rank
     double data_ms = 0.0;        // of the step, waiting for data
     double exposed_comm_ms = 0.0;// of the step, waiting for communication
-    double forward_ms = 0.0, loss_ms = 0.0, backward_ms = 0.0, update_ms = 0.0;  // of the step, in each phase (waiting within it counts)
+    size_t comm_bytes = 0;       // sent by this rank in the step
+    double forward_ms = 0.0, head_ms = 0.0, backward_ms = 0.0, update_ms = 0.0;  // of the step, in each phase (waiting within it counts)
 };
 
 // A run's folder, held by one run at a time. Only rank 0 makes one.

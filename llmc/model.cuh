@@ -1,9 +1,14 @@
-// The Llama-family model: activations, forward, backward. Parameters and gradients come from the ZeRO engine unit by unit.
+// The Llama-family model: activations, forward, backward, one unit (embedding, layer, head) at a time; the schedule (schedule.h) says in which order.
+// Parameters and gradients come from the ZeRO engine.
+//
+// Two levers trade time for memory. Recompute: activations that one layer needs in backward are kept for one layer only and computed again, by the same
+// kernels from the same inputs, so the bits stay. Chunks of the head: logits are made, used and forgotten for a part of the rows at a time.
 //
 // Shapes: B micro-batch, T sequence length, N = B*T, C channels, L layers, NH query heads, NKV key/value heads, HD head dimension,
 // F feed-forward dimension, V vocabulary, Vp V padded to 128. QKV = (NH + 2*NKV) * HD.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -43,6 +48,23 @@ struct UnitOffsets {
     }
 };
 
+// What is computed again in backward; each level includes those before it. Bytes saved a layer, in elements of floatX: norm 2 N C; ffn also 3 N F; block
+// everything but the residual stream that enters the layer. Extra work: norm two RMSNorms, ffn also 1/9 to 1/6 of a layer's products, block all of its forward but
+// the last product. The last layer's activations are still there and are never computed again.
+enum class Recompute { kNone, kNorm, kFfn, kBlock };
+
+inline Recompute recompute_from_name(const std::string& name) {
+    const std::vector<std::string> names = {"none", "norm", "ffn", "block"};
+    const auto found = std::find(names.begin(), names.end(), name);
+    CHECK(found != names.end(), "recompute '%s' is not one of none, norm, ffn, block", name.c_str());
+    return static_cast<Recompute>(found - names.begin());
+}
+
+struct MemoryLevers {
+    Recompute recompute = Recompute::kNone;
+    int lmhead_chunks = 1;  // a divisor of the rows of a micro-batch, B * T
+};
+
 // What backward needs of one layer.
 struct LayerActivations {
     floatX* residual_in;   // (N, C)  residual stream entering the layer
@@ -62,35 +84,42 @@ struct LayerActivations {
 
 class Model {
 public:
-    // Buffers for micro-batches of up to B sequences of T tokens. `training` also allocates what backward needs.
-    Model(const ModelConfig& config, const ParamTable& table, int B, int T, DeviceMemory& memory, MatmulContext& matmuls, cudaStream_t stream)
-        : config_(config), table_(table), offsets_(table, config), B_(B), T_(T), matmuls_(matmuls), stream_(stream) {
+    // Buffers for micro-batches of up to B sequences of T tokens.
+    Model(const ModelConfig& config, const ParamTable& table, int B, int T, const MemoryLevers& levers, DeviceMemory& memory, MatmulContext& matmuls, cudaStream_t stream)
+        : config_(config), table_(table), offsets_(table, config), B_(B), T_(T), levers_(levers), matmuls_(matmuls), stream_(stream), layers_(config.num_layers) {
         const size_t N = static_cast<size_t>(B) * T, C = config.channels, F = config.ffn_dim, Vp = config.padded_vocab();
         const size_t HD = config.head_dim, NH = config.num_heads, NKV = config.num_kv_heads;
         const size_t QKV = (NH + 2 * NKV) * HD, QK = (NH + NKV) * HD;
+        CHECK(levers.lmhead_chunks >= 1 && N % levers.lmhead_chunks == 0, "%zu rows (micro-batch %d x seq-len %d) do not split into %d chunks of the head", N, B, T, levers.lmhead_chunks);
+        // A field of every layer: its own memory in each, or from level `from` on one for all.
+        const auto field = [&](auto LayerActivations::*member, Recompute from, const char* name, size_t count) {
+            using T = std::remove_pointer_t<std::remove_reference_t<decltype(layers_[0].*member)>>;
+            for (LayerActivations& layer : layers_) {
+                const bool shared = levers.recompute >= from && &layer != &layers_[0];
+                layer.*member = shared ? layers_[0].*member : memory.allocate<T>("activations", name, count);
+            }
+        };
+        const auto kept = static_cast<Recompute>(static_cast<int>(Recompute::kBlock) + 1);  // at every level
+        field(&LayerActivations::residual_in, kept, "residual entering the layer", N * C);
+        field(&LayerActivations::norm1, Recompute::kNorm, "attention norm", N * C);
+        field(&LayerActivations::rstd1, Recompute::kBlock, "attention norm rstd", N);
+        field(&LayerActivations::qkv, Recompute::kBlock, "qkv", N * QKV);
+        field(&LayerActivations::qk, Recompute::kBlock, "normalised q and k", config.qk_norm ? N * QK : 0);
+        field(&LayerActivations::qk_rstd, Recompute::kBlock, "q and k rstd", config.qk_norm ? N * (NH + NKV) : 0);
+        field(&LayerActivations::attention, Recompute::kBlock, "attention", N * NH * HD);
+        field(&LayerActivations::lse, Recompute::kBlock, "attention log-sum-exp", N * NH);
+        field(&LayerActivations::residual_mid, Recompute::kBlock, "residual after attention", N * C);
+        field(&LayerActivations::norm2, Recompute::kNorm, "feed-forward norm", N * C);
+        field(&LayerActivations::rstd2, Recompute::kBlock, "feed-forward norm rstd", N);
+        field(&LayerActivations::gate_up, Recompute::kFfn, "gate and up", N * 2 * F);
+        field(&LayerActivations::swiglu, Recompute::kFfn, "SwiGLU", N * F);
+
         const auto activation = [&](const char* name, size_t count) { return memory.allocate<floatX>("activations", name, count); };
         const auto statistic = [&](const char* name, size_t count) { return memory.allocate<float>("activations", name, count); };
-        for (int l = 0; l < config.num_layers; ++l) {
-            LayerActivations a;
-            a.residual_in = activation("residual entering the layer", N * C);
-            a.norm1 = activation("attention norm", N * C);
-            a.rstd1 = statistic("attention norm rstd", N);
-            a.qkv = activation("qkv", N * QKV);
-            a.qk = config.qk_norm ? activation("normalised q and k", N * QK) : nullptr;
-            a.qk_rstd = config.qk_norm ? statistic("q and k rstd", N * (NH + NKV)) : nullptr;
-            a.attention = activation("attention", N * NH * HD);
-            a.lse = statistic("attention log-sum-exp", N * NH);
-            a.residual_mid = activation("residual after attention", N * C);
-            a.norm2 = activation("feed-forward norm", N * C);
-            a.rstd2 = statistic("feed-forward norm rstd", N);
-            a.gate_up = activation("gate and up", N * 2 * F);
-            a.swiglu = activation("SwiGLU", N * F);
-            layers_.push_back(a);
-        }
         residual_final_ = activation("final residual", N * C);
         norm_final_ = activation("final norm", N * C);
         rstd_final_ = statistic("final norm rstd", N);
-        logits_ = activation("logits", N * Vp);
+        logits_ = activation("logits", N / levers.lmhead_chunks * Vp);
         losses_ = statistic("losses", N);
         branch_ = activation("branch output", N * C);
 
@@ -117,137 +146,186 @@ public:
         const int N = B_ * T_, C = config_.channels, F = config_.ffn_dim, width = config_.num_heads * config_.head_dim;
         const int QKV = (config_.num_heads + 2 * config_.num_kv_heads) * config_.head_dim;
         floatX* gradients = d_wide_;  // addresses only; nothing is written
-        const auto choose = [&](int in, int out, const floatX* bias) {
-            matmul_forward(matmuls_, d_wide_, d_wide_, params, bias, N, in, out, stream_);
-            matmul_backward_input(matmuls_, d_wide_, d_wide_, params, N, in, out, stream_);
-            matmul_backward_weight(matmuls_, gradients, d_wide_, d_wide_, N, in, out, stream_);
+        const auto choose = [&](int rows, int in, int out, const floatX* bias) {
+            matmul_forward(matmuls_, d_wide_, d_wide_, params, bias, rows, in, out, stream_);
+            matmul_backward_input(matmuls_, d_wide_, d_wide_, params, rows, in, out, stream_);
+            matmul_backward_weight(matmuls_, gradients, d_wide_, d_wide_, rows, in, out, stream_);
         };
         matmuls_.plan_only = true;
-        choose(C, QKV, config_.qkv_bias ? params : nullptr);
-        choose(width, C, nullptr);
-        choose(C, 2 * F, nullptr);
-        choose(F, C, nullptr);
-        choose(C, config_.padded_vocab(), nullptr);
+        choose(N, C, QKV, config_.qkv_bias ? params : nullptr);
+        choose(N, width, C, nullptr);
+        choose(N, C, 2 * F, nullptr);
+        choose(N, F, C, nullptr);
+        choose(N / levers_.lmhead_chunks, C, config_.padded_vocab(), nullptr);
         matmuls_.plan_only = false;
     }
 
-    floatX* logits() const { return logits_; }  // (N, Vp), valid after forward() until backward starts
-    float* losses() const { return losses_; }   // (N)
-
-    // Logits of `tokens` (B, T), B and T up to the constructor's.
-    void forward(ZeroEngine& zero, const int* tokens, int B, int T) {
+    // ---- forward: units in their order, then one of the heads ------------------------------------------------------------------
+    // The embedding or a layer. tokens (B, T), B and T up to the constructor's.
+    void forward_unit(ZeroEngine& zero, int unit, const int* tokens, int B, int T) {
         const NvtxRange range("forward");
-        const int N = B * T, C = config_.channels, F = config_.ffn_dim, L = config_.num_layers;
-        const int QKV = (config_.num_heads + 2 * config_.num_kv_heads) * config_.head_dim;
-        const int attention_width = config_.num_heads * config_.head_dim;
-
-        const floatX* embedding = zero.acquire_params(table_.embedding_unit()) + offsets_.embedding;
-        embedding_forward(layers_[0].residual_in, tokens, embedding, N, C, stream_);
-        zero.release_params(table_.embedding_unit());
-        for (int l = 0; l < L; ++l) {
-            const LayerActivations& a = layers_[l];
-            const floatX* w = zero.acquire_params(table_.layer_unit(l));
-            if (l == 0) {
-                rmsnorm_forward(a.norm1, a.rstd1, a.residual_in, w + offsets_.attention_norm, N, C, config_.norm_eps, stream_);
-            } else {
-                fused_residual_rmsnorm_forward(a.residual_in, a.norm1, a.rstd1, layers_[l - 1].residual_mid, branch_, w + offsets_.attention_norm, N, C,
-                                               config_.norm_eps, stream_);
-            }
-            matmul_forward(matmuls_, a.qkv, a.norm1, w + offsets_.qkv, config_.qkv_bias ? w + offsets_.qkv_bias : nullptr, N, C, QKV, stream_);
-            if (config_.qk_norm) {
-                qk_norm_forward(a.qk, a.qk_rstd, a.qkv, w + offsets_.q_norm, w + offsets_.k_norm, N, config_.num_heads, config_.num_kv_heads, config_.head_dim,
-                                config_.norm_eps, stream_);
-            }
-            rope_forward(rotated(a), rope_table_, nullptr, B, T, config_.num_heads + config_.num_kv_heads, config_.head_dim, rotated_row(), stream_);
-            const AttentionArgs args = attention_args(B, T);
-            attention_forward(a.attention, a.lse, q_of(a), k_of(a), v_of(a), args, stream_);
-            matmul_forward(matmuls_, branch_, a.attention, w + offsets_.attention_out, nullptr, N, attention_width, C, stream_);
-            fused_residual_rmsnorm_forward(a.residual_mid, a.norm2, a.rstd2, a.residual_in, branch_, w + offsets_.ffn_norm, N, C, config_.norm_eps, stream_);
-            matmul_forward(matmuls_, a.gate_up, a.norm2, w + offsets_.gate_up, nullptr, N, C, 2 * F, stream_);
-            swiglu_forward(a.swiglu, a.gate_up, N, F, stream_);
-            matmul_forward(matmuls_, branch_, a.swiglu, w + offsets_.down, nullptr, N, F, C, stream_);
-            zero.release_params(table_.layer_unit(l));
+        if (unit == table_.embedding_unit()) {
+            embedding_forward(layers_[0].residual_in, tokens, zero.params(unit) + offsets_.embedding, B * T, config_.channels, stream_);
+            return;
         }
-        const floatX* head_unit = zero.acquire_params(table_.head_unit());
-        fused_residual_rmsnorm_forward(residual_final_, norm_final_, rstd_final_, layers_[L - 1].residual_mid, branch_, head_unit + offsets_.final_norm, N, C,
-                                       config_.norm_eps, stream_);
-        matmul_forward(matmuls_, logits_, norm_final_, head_weight(zero), nullptr, N, C, config_.padded_vocab(), stream_);
+        const int l = unit - table_.layer_unit(0), N = B * T, C = config_.channels, F = config_.ffn_dim;
+        const LayerActivations& a = layers_[l];
+        const floatX* w = zero.params(unit);
+        if (l > 0) {  // joins the branch of the layer before on the way
+            fused_residual_rmsnorm_forward(a.residual_in, a.norm1, a.rstd1, layers_[l - 1].residual_mid, branch_, w + offsets_.attention_norm, N, C, config_.norm_eps, stream_);
+        } else {
+            rmsnorm_forward(a.norm1, a.rstd1, a.residual_in, w + offsets_.attention_norm, N, C, config_.norm_eps, stream_);
+        }
+        attention_part(a, w, B, T);
+        feed_forward_part(a, w, N);
+        matmul_forward(matmuls_, branch_, a.swiglu, w + offsets_.down, nullptr, N, F, C, stream_);
     }
 
-    // After forward(): per-token losses; the logits become their gradients, scaled by *inv_valid.
-    void loss_and_logit_gradients(const int* targets, const float* inv_valid, int B, int T) {
-        cross_entropy<true>(losses_, logits_, targets, inv_valid, B * T, config_.vocab_size, config_.padded_vocab(), stream_);
+    // The head in a step: per-token losses, and their backward as far as the last layer's output, scaled by *inv_valid.
+    void head_forward_backward(ZeroEngine& zero, const int* targets, const float* inv_valid) {
+        const NvtxRange range("head");
+        const int N = B_ * T_, C = config_.channels, Vp = config_.padded_vocab(), chunks = levers_.lmhead_chunks, rows = N / chunks;
+        const int head_unit = table_.head_unit(), weight_unit = config_.tied ? table_.embedding_unit() : head_unit;
+        const size_t weight_offset = config_.tied ? offsets_.embedding : offsets_.head;
+        final_norm(zero, N);
+        const floatX* weight = zero.params(weight_unit) + weight_offset;
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            const size_t first = static_cast<size_t>(chunk) * rows;
+            matmul_forward(matmuls_, logits_, norm_final_ + first * C, weight, nullptr, rows, C, Vp, stream_);
+            cross_entropy<true>(losses_ + first, logits_, targets + first, inv_valid, rows, config_.vocab_size, Vp, stream_);
+            floatX* g = zero.begin_gradients(weight_unit, chunk, chunks);
+            matmul_backward_weight(matmuls_, g + weight_offset, logits_, norm_final_ + first * C, rows, C, Vp, stream_);
+            matmul_backward_input(matmuls_, d_norm_ + first * C, logits_, weight, rows, C, Vp, stream_);
+            if (chunk + 1 < chunks) zero.end_part(weight_unit, weight_offset, static_cast<size_t>(Vp) * C);
+        }
+        floatX* g = config_.tied ? zero.begin_gradients(head_unit) : zero.open_gradients(head_unit);
+        rmsnorm_backward(d_residual_, g + offsets_.final_norm, scratch_, d_norm_, residual_final_, zero.params(head_unit) + offsets_.final_norm, rstd_final_, N, C, false, stream_);
+        zero.end_gradients(head_unit);
     }
 
-    // After forward(): per-token losses only; logits stay.
-    void loss_only(const int* targets, int B, int T) {
-        cross_entropy<false>(losses_, logits_, targets, nullptr, B * T, config_.vocab_size, config_.padded_vocab(), stream_);
+    // The head in an evaluation: per-token losses.
+    void head_losses(ZeroEngine& zero, const int* targets) {
+        const int N = B_ * T_, Vp = config_.padded_vocab(), rows = N / levers_.lmhead_chunks;
+        final_norm(zero, N);
+        for (int first = 0; first < N; first += rows) {
+            cross_entropy<false>(losses_ + first, head_logits(zero, first, rows), targets + first, nullptr, rows, config_.vocab_size, Vp, stream_);
+        }
     }
+
+    // The head for generation and tests: logits (rows, Vp) of rows [first, first + rows) of N; at most as many as a chunk has.
+    const floatX* head_rows(ZeroEngine& zero, int N, int first, int rows) {
+        CHECK(first >= 0 && rows >= 1 && first + rows <= N && rows <= B_ * T_ / levers_.lmhead_chunks, "logits of rows %d to %d of %d; there is room for %d", first, first + rows, N,
+              B_ * T_ / levers_.lmhead_chunks);
+        final_norm(zero, N);
+        return head_logits(zero, first, rows);
+    }
+
+    float* losses() const { return losses_; }          // (N)
+    floatX* d_residual() const { return d_residual_; }  // (N, C)  gradient of the residual stream where backward has got to
 
     // Adds this micro-step's losses to *sum, or with `first` sets it.
     void add_losses(double* sum, bool first, int B, int T) { sum_to_double(sum, losses_, static_cast<size_t>(B) * T, !first, stream_); }
 
-    // After loss_and_logit_gradients(): gradients of every unit to the engine, last unit first.
+    // ---- backward: after head_forward_backward(), layers from the last to the first, then the embedding -----------------------------
     // sorted_positions (N): positions of `tokens` sorted stably by token.
-    void backward(ZeroEngine& zero, const int* tokens, const int* sorted_positions) {
+    void backward_unit(ZeroEngine& zero, int unit, const int* tokens, const int* sorted_positions) {
         const NvtxRange range("backward");
-        const int B = B_, T = T_, N = B * T, C = config_.channels, F = config_.ffn_dim, L = config_.num_layers, Vp = config_.padded_vocab();
-        const int HD = config_.head_dim, NH = config_.num_heads, NKV = config_.num_kv_heads, QKV = (NH + 2 * NKV) * HD;
-
-        const int embedding_unit = table_.embedding_unit(), head_unit = table_.head_unit();
-        const floatX* w = zero.acquire_params(head_unit);
-        floatX* g = zero.begin_gradients(head_unit);
-        floatX* g_embedding = config_.tied ? zero.begin_gradients(embedding_unit) + offsets_.embedding : nullptr;
-        matmul_backward_weight(matmuls_, config_.tied ? g_embedding : g + offsets_.head, logits_, norm_final_, N, C, Vp, stream_);
-        matmul_backward_input(matmuls_, d_norm_, logits_, head_weight(zero), N, C, Vp, stream_);
-        rmsnorm_backward(d_residual_, g + offsets_.final_norm, scratch_, d_norm_, residual_final_, w + offsets_.final_norm, rstd_final_, N, C, false, stream_);
-        zero.release_params(head_unit);
-        zero.end_gradients(head_unit);
-
-        for (int l = L - 1; l >= 0; --l) {
-            const LayerActivations& a = layers_[l];
-            const int unit = table_.layer_unit(l);
-            w = zero.acquire_params(unit);
-            g = zero.begin_gradients(unit);
-            // Feed-forward: d_residual is the gradient of the layer's output and of the branch alike.
-            matmul_backward_weight(matmuls_, g + offsets_.down, d_residual_, a.swiglu, N, F, C, stream_);
-            matmul_backward_input(matmuls_, d_swiglu_, d_residual_, w + offsets_.down, N, F, C, stream_);
-            swiglu_backward(d_wide_, d_swiglu_, a.gate_up, N, F, stream_);
-            matmul_backward_weight(matmuls_, g + offsets_.gate_up, d_wide_, a.norm2, N, C, 2 * F, stream_);
-            matmul_backward_input(matmuls_, d_norm_, d_wide_, w + offsets_.gate_up, N, C, 2 * F, stream_);
-            rmsnorm_backward(d_residual_, g + offsets_.ffn_norm, scratch_, d_norm_, a.residual_mid, w + offsets_.ffn_norm, a.rstd2, N, C, true, stream_);
-            // Attention.
-            matmul_backward_weight(matmuls_, g + offsets_.attention_out, d_residual_, a.attention, N, NH * HD, C, stream_);
-            matmul_backward_input(matmuls_, d_attention_, d_residual_, w + offsets_.attention_out, N, NH * HD, C, stream_);
-            floatX* dq = config_.qk_norm ? d_qk_ : d_qkv_;
-            floatX* dv = d_qkv_ + (NH + NKV) * HD;
-            attention_backward(dq, dq + NH * HD, dv, scratch_, d_attention_, q_of(a), k_of(a), v_of(a), a.attention, a.lse, attention_args(B, T), stream_);
-            rope_backward(dq, rope_table_, nullptr, B, T, NH + NKV, HD, rotated_row(), stream_);
-            if (config_.qk_norm) {
-                qk_norm_backward(d_qkv_, g + offsets_.q_norm, g + offsets_.k_norm, scratch_, d_qk_, a.qkv, w + offsets_.q_norm, w + offsets_.k_norm, a.qk_rstd, N, NH,
-                                 NKV, HD, stream_);
-            }
-            if (config_.qkv_bias) bias_backward(g + offsets_.qkv_bias, scratch_, d_qkv_, N, QKV, stream_);
-            matmul_backward_weight(matmuls_, g + offsets_.qkv, d_qkv_, a.norm1, N, C, QKV, stream_);
-            matmul_backward_input(matmuls_, d_norm_, d_qkv_, w + offsets_.qkv, N, C, QKV, stream_);
-            rmsnorm_backward(d_residual_, g + offsets_.attention_norm, scratch_, d_norm_, a.residual_in, w + offsets_.attention_norm, a.rstd1, N, C, true, stream_);
-            zero.release_params(unit);
-            zero.end_gradients(unit);
+        if (unit == table_.embedding_unit()) {
+            embedding_part_backward(zero, tokens, sorted_positions);
+        } else {
+            layer_backward(zero, unit);
         }
-        if (!config_.tied) {
-            g_embedding = zero.begin_gradients(embedding_unit) + offsets_.embedding;
-            const size_t bytes = static_cast<size_t>(Vp) * C * sizeof(floatX);
-            CUDA_CHECK(cudaMemsetAsync(g_embedding, 0, bytes, stream_));  // most tokens of the vocabulary do not occur
-        }
-        embedding_backward(g_embedding, d_residual_, tokens, sorted_positions, N, C, stream_);
-        zero.end_gradients(embedding_unit);
     }
 
 private:
-    // The head's weight: its own, or the embedding's.
-    const floatX* head_weight(ZeroEngine& zero) const {
-        if (config_.tied) return zero.acquire_params(table_.embedding_unit()) + offsets_.embedding;
-        return zero.acquire_params(table_.head_unit()) + offsets_.head;
+    // From the first norm's output to the second's.
+    void attention_part(const LayerActivations& a, const floatX* w, int B, int T) {
+        const int N = B * T, C = config_.channels, NH = config_.num_heads, NKV = config_.num_kv_heads, HD = config_.head_dim, QKV = (NH + 2 * NKV) * HD;
+        matmul_forward(matmuls_, a.qkv, a.norm1, w + offsets_.qkv, config_.qkv_bias ? w + offsets_.qkv_bias : nullptr, N, C, QKV, stream_);
+        if (config_.qk_norm) {
+            qk_norm_forward(a.qk, a.qk_rstd, a.qkv, w + offsets_.q_norm, w + offsets_.k_norm, N, NH, NKV, HD, config_.norm_eps, stream_);
+        }
+        rope_forward(rotated(a), rope_table_, nullptr, B, T, NH + NKV, HD, rotated_row(), stream_);
+        attention_forward(a.attention, a.lse, q_of(a), k_of(a), v_of(a), attention_args(B, T), stream_);
+        matmul_forward(matmuls_, branch_, a.attention, w + offsets_.attention_out, nullptr, N, NH * HD, C, stream_);
+        fused_residual_rmsnorm_forward(a.residual_mid, a.norm2, a.rstd2, a.residual_in, branch_, w + offsets_.ffn_norm, N, C, config_.norm_eps, stream_);
+    }
+
+    // From the second norm's output to what the last product takes.
+    void feed_forward_part(const LayerActivations& a, const floatX* w, int N) {
+        matmul_forward(matmuls_, a.gate_up, a.norm2, w + offsets_.gate_up, nullptr, N, config_.channels, 2 * config_.ffn_dim, stream_);
+        swiglu_forward(a.swiglu, a.gate_up, N, config_.ffn_dim, stream_);
+    }
+
+    void final_norm(ZeroEngine& zero, int N) {
+        fused_residual_rmsnorm_forward(residual_final_, norm_final_, rstd_final_, layers_.back().residual_mid, branch_, zero.params(table_.head_unit()) + offsets_.final_norm, N,
+                                       config_.channels, config_.norm_eps, stream_);
+    }
+
+    floatX* head_logits(ZeroEngine& zero, int first, int rows) {
+        const int C = config_.channels;
+        const floatX* weight = config_.tied ? zero.params(table_.embedding_unit()) + offsets_.embedding : zero.params(table_.head_unit()) + offsets_.head;
+        matmul_forward(matmuls_, logits_, norm_final_ + static_cast<size_t>(first) * C, weight, nullptr, rows, C, config_.padded_vocab(), stream_);
+        return logits_;
+    }
+
+    // Brings back what the layer shares with others, which have overwritten it since.
+    void recompute(const LayerActivations& a, const floatX* w) {
+        const int N = B_ * T_, C = config_.channels;
+        if (levers_.recompute == Recompute::kNone || &a == &layers_.back()) return;
+        const NvtxRange range("recompute");
+        rmsnorm_forward(a.norm1, a.rstd1, a.residual_in, w + offsets_.attention_norm, N, C, config_.norm_eps, stream_);
+        if (levers_.recompute == Recompute::kBlock) {
+            attention_part(a, w, B_, T_);
+        } else {
+            rmsnorm_forward(a.norm2, a.rstd2, a.residual_mid, w + offsets_.ffn_norm, N, C, config_.norm_eps, stream_);
+        }
+        if (levers_.recompute >= Recompute::kFfn) feed_forward_part(a, w, N);
+    }
+
+    void layer_backward(ZeroEngine& zero, int unit) {
+        const int B = B_, T = T_, N = B * T, C = config_.channels, F = config_.ffn_dim;
+        const int HD = config_.head_dim, NH = config_.num_heads, NKV = config_.num_kv_heads, QKV = (NH + 2 * NKV) * HD;
+        const LayerActivations& a = layers_[unit - table_.layer_unit(0)];
+        const floatX* w = zero.params(unit);
+        recompute(a, w);
+        floatX* g = zero.begin_gradients(unit);
+        // Feed-forward: d_residual is the gradient of the layer's output and of the branch alike.
+        matmul_backward_weight(matmuls_, g + offsets_.down, d_residual_, a.swiglu, N, F, C, stream_);
+        matmul_backward_input(matmuls_, d_swiglu_, d_residual_, w + offsets_.down, N, F, C, stream_);
+        swiglu_backward(d_wide_, d_swiglu_, a.gate_up, N, F, stream_);
+        matmul_backward_weight(matmuls_, g + offsets_.gate_up, d_wide_, a.norm2, N, C, 2 * F, stream_);
+        matmul_backward_input(matmuls_, d_norm_, d_wide_, w + offsets_.gate_up, N, C, 2 * F, stream_);
+        rmsnorm_backward(d_residual_, g + offsets_.ffn_norm, scratch_, d_norm_, a.residual_mid, w + offsets_.ffn_norm, a.rstd2, N, C, true, stream_);
+        // Attention.
+        matmul_backward_weight(matmuls_, g + offsets_.attention_out, d_residual_, a.attention, N, NH * HD, C, stream_);
+        matmul_backward_input(matmuls_, d_attention_, d_residual_, w + offsets_.attention_out, N, NH * HD, C, stream_);
+        floatX* dq = config_.qk_norm ? d_qk_ : d_qkv_;
+        floatX* dv = d_qkv_ + (NH + NKV) * HD;
+        attention_backward(dq, dq + NH * HD, dv, scratch_, d_attention_, q_of(a), k_of(a), v_of(a), a.attention, a.lse, attention_args(B, T), stream_);
+        rope_backward(dq, rope_table_, nullptr, B, T, NH + NKV, HD, rotated_row(), stream_);
+        if (config_.qk_norm) {
+            qk_norm_backward(d_qkv_, g + offsets_.q_norm, g + offsets_.k_norm, scratch_, d_qk_, a.qkv, w + offsets_.q_norm, w + offsets_.k_norm, a.qk_rstd, N, NH, NKV, HD, stream_);
+        }
+        if (config_.qkv_bias) bias_backward(g + offsets_.qkv_bias, scratch_, d_qkv_, N, QKV, stream_);
+        matmul_backward_weight(matmuls_, g + offsets_.qkv, d_qkv_, a.norm1, N, C, QKV, stream_);
+        matmul_backward_input(matmuls_, d_norm_, d_qkv_, w + offsets_.qkv, N, C, QKV, stream_);
+        rmsnorm_backward(d_residual_, g + offsets_.attention_norm, scratch_, d_norm_, a.residual_in, w + offsets_.attention_norm, a.rstd1, N, C, true, stream_);
+        zero.end_gradients(unit);
+    }
+
+    void embedding_part_backward(ZeroEngine& zero, const int* tokens, const int* sorted_positions) {
+        const int unit = table_.embedding_unit(), C = config_.channels;
+        floatX* g = nullptr;
+        if (config_.tied) {  // the head's gradient is there
+            g = zero.open_gradients(unit) + offsets_.embedding;
+        } else {
+            g = zero.begin_gradients(unit) + offsets_.embedding;
+            const size_t bytes = static_cast<size_t>(config_.padded_vocab()) * C * sizeof(floatX);
+            CUDA_CHECK(cudaMemsetAsync(g, 0, bytes, stream_));  // most tokens of the vocabulary do not occur
+        }
+        embedding_backward(g, d_residual_, tokens, sorted_positions, B_ * T_, C, stream_);
+        zero.end_gradients(unit);
     }
 
     // q and k as attention sees them lie in qkv, or with a QK-norm in a buffer of their own; v always lies in qkv.
@@ -270,6 +348,7 @@ private:
     const ParamTable& table_;
     const UnitOffsets offsets_;
     const int B_, T_;
+    const MemoryLevers levers_;
     MatmulContext& matmuls_;
     cudaStream_t stream_;
 
@@ -277,7 +356,7 @@ private:
     floatX* residual_final_;                // (N, C)
     floatX* norm_final_;                    // (N, C)
     float* rstd_final_;                     // (N)
-    floatX* logits_;                        // (N, Vp), then their gradients
+    floatX* logits_;                        // (rows of a chunk, Vp), then their gradients
     float* losses_;                         // (N)
     floatX* branch_;                        // (N, C)  output of attention or feed-forward, before it joins the residual stream
     floatX *d_residual_, *d_norm_;          // (N, C)

@@ -28,9 +28,7 @@ struct Row {
     double least, most;         // legal range of a number, both ends included
     const char* choices;        // "a|b|c" for a word, nullptr for anything
     const char* help;
-    // Not built yet: the only value accepted ("" = the option must not be given), and what to do instead.
-    const char* only_value = nullptr;
-    const char* instead = nullptr;
+    const char* instead = nullptr;  // not built yet: refused, with what to do instead
     Kind kind = Number;
 };
 
@@ -40,7 +38,7 @@ constexpr double kTiny = 1e-300;  // "above zero"
 
 const Row kRows[] = {
     {"preset", M, &Options::preset, 0, 0, nullptr, "shape of the model and defaults to train it: tiny, 124M, 0.5B, 1.5B, 3B, 4B, qwen2.5-0.5B, qwen2.5-1.5B, qwen2.5-3B, qwen2.5-7B"},
-    {"model", M, &Options::model, 0, 0, nullptr, "Hugging Face folder to start from", "", "import of weights is not built; --from-config FILE trains the same shape from random weights"},
+    {"model", M, &Options::model, 0, 0, nullptr, "Hugging Face folder to start from", "import of weights is not built; --from-config FILE trains the same shape from random weights"},
     {"from-config", M, &Options::from_config, 0, 0, nullptr, "Hugging Face config.json (llama, qwen2, qwen3) that gives the shape; random weights; excludes --preset"},
     {"num-layers", M, &Options::num_layers, 1, 4096, nullptr, "override: layers"},
     {"channels", M, &Options::channels, 8, 1 << 18, nullptr, "override: width of the residual stream"},
@@ -52,10 +50,10 @@ const Row kRows[] = {
     {"max-seq-len", M, &Options::max_seq_len, 1, 1 << 22, nullptr, "override: longest sequence"},
     {"rope-theta", M, &Options::rope_theta, 1, 1e12, nullptr, "override: base of the rotary frequencies"},
     {"norm-eps", M, &Options::norm_eps, kTiny, 0.1, nullptr, "override: epsilon of RMSNorm"},
-    {"tied", M, &Options::tied, 0, 0, nullptr, "override: the head is the embedding", nullptr, nullptr, Flag},
-    {"untied", M, &Options::untied, 0, 0, nullptr, "override: the head has its own weights", nullptr, nullptr, Flag},
-    {"qkv-bias", M, &Options::qkv_bias, 0, 0, nullptr, "override: biases in the query, key and value projections (--qkv-bias=false: none)", nullptr, nullptr, Flag},
-    {"qk-norm", M, &Options::qk_norm, 0, 0, nullptr, "override: RMSNorm on queries and keys (--qk-norm=false: none)", nullptr, nullptr, Flag},
+    {"tied", M, &Options::tied, 0, 0, nullptr, "override: the head is the embedding", nullptr, Flag},
+    {"untied", M, &Options::untied, 0, 0, nullptr, "override: the head has its own weights", nullptr, Flag},
+    {"qkv-bias", M, &Options::qkv_bias, 0, 0, nullptr, "override: biases in the query, key and value projections (--qkv-bias=false: none)", nullptr, Flag},
+    {"qk-norm", M, &Options::qk_norm, 0, 0, nullptr, "override: RMSNorm on queries and keys (--qk-norm=false: none)", nullptr, Flag},
 
     {"train-data", D, &Options::train_data, 0, 0, nullptr, "token shards to train on, a quoted glob pattern"},
     {"val-data", D, &Options::val_data, 0, 0, nullptr, "token shards to evaluate on, a quoted glob pattern"},
@@ -78,17 +76,17 @@ const Row kRows[] = {
     {"clip", O, &Options::clip, 0, 1e30, nullptr, "largest global gradient norm (the norm is logged before clipping); 0 = off"},
     {"max-skipped", O, &Options::max_skipped, 0, 1 << 30, nullptr, "steps in a row skipped for a non-finite gradient before the run ends with an error"},
 
-    {"zero-stage", P, &Options::zero_stage, 0, 3, nullptr, "ZeRO: 0 nothing sharded, 1 optimizer, 2 and gradients, 3 and parameters", "0|1|2", "sharded parameters are not built; use 2"},
+    {"zero-stage", P, &Options::zero_stage, 0, 3, nullptr, "ZeRO: 0 nothing sharded, 1 optimizer, 2 and gradients, 3 and parameters"},
     {"bucket-mb", P, &Options::bucket_mb, 0, 1e6, nullptr, "merge what is communicated at once up to this many MB (10^6 bytes); 0 = one layer at a time"},
-    {"no-overlap", P, &Options::no_overlap, 0, 0, nullptr, "communicate after computing, not beside it (same bits, slower)", nullptr, nullptr, Flag},
-    {"sync-every-micro-step", P, &Options::sync_every_micro_step, 0, 0, nullptr, "stages 0 and 1: reduce gradients after every micro-step as stage 2 does, not only after the last (for comparison: it sends more)", nullptr, nullptr, Flag},
+    {"no-overlap", P, &Options::no_overlap, 0, 0, nullptr, "communicate after computing, not beside it (same bits, slower)", nullptr, Flag},
+    {"sync-every-micro-step", P, &Options::sync_every_micro_step, 0, 0, nullptr, "stages 0 and 1: synchronise gradients after every micro-step, not only after the last (for comparison: it sends more)", nullptr, Flag},
     {"comm-timeout", P, &Options::comm_timeout, 1, 1e6, nullptr, "seconds without progress before a run is ended"},
-    {"check-collectives", P, &Options::check_collectives, 0, 0, nullptr, "compare the sequence of collectives over the ranks", "", "the check is not built; remove the option", Flag},
+    {"check-collectives", P, &Options::check_collectives, 0, 0, nullptr, "compare the sequence of collectives over the ranks", "the check is not built; remove the option", Flag},
 
-    {"device-memory", Y, &Options::device_memory, 0, 1e18, nullptr, "device memory to use, such as 80GB, 24GiB or bytes; 0 = all there is", nullptr, nullptr, Memory},
-    {"recompute", Y, &Options::recompute, 0, 0, "none|norm|ffn|block", "activations computed again in backward instead of kept", "none", "recomputation is not built; use a smaller --micro-batch"},
-    {"lmhead-chunks", Y, &Options::lmhead_chunks, 1, 1 << 20, nullptr, "parts the head and loss are computed in", "1", "the chunked head is not built; use a smaller --micro-batch"},
-    {"grad-dtype", Y, &Options::grad_dtype, 0, 0, "bf16|fp32", "type gradients are accumulated in over micro-steps", "bf16", "accumulation in fp32 is not built; bf16 accumulates with stochastic rounding"},
+    {"device-memory", Y, &Options::device_memory, 0, 1e18, nullptr, "device memory to use, such as 80GB, 24GiB or bytes; 0 = all there is", nullptr, Memory},
+    {"recompute", Y, &Options::recompute, 0, 0, "none|norm|ffn|block", "activations computed again in backward instead of kept (same bits): norm two norms a layer, ffn also the feed-forward part, block all of a layer but its input"},
+    {"lmhead-chunks", Y, &Options::lmhead_chunks, 1, 1 << 20, nullptr, "parts the head and loss are computed in, so that only one part's logits are in memory; divides micro-batch x seq-len"},
+    {"grad-dtype", Y, &Options::grad_dtype, 0, 0, "bf16|fp32", "type gradients are accumulated and reduced in: bf16 with stochastic rounding over micro-steps, or fp32 (2 more bytes a parameter, twice the gradient bytes sent)"},
 
     {"val-every", E, &Options::val_every, 0, kTokens, nullptr, "steps between evaluations; 0 = only after the last step"},
     {"val-batches", E, &Options::val_batches, 0, kTokens, nullptr, "validation sequences to evaluate, in units of --micro-batch; 0 = all"},
@@ -100,23 +98,23 @@ const Row kRows[] = {
     {"top-p", E, &Options::top_p, kTiny, 1, nullptr, "sampling: only the likeliest tokens that make up this probability; 1 = all"},
 
     {"out", R, &Options::out, 0, 0, nullptr, "folder of the run: metrics.jsonl, log.rankN"},
-    {"save-every", R, &Options::save_every, 0, kTokens, nullptr, "steps between checkpoints", "", "checkpoints are not built; remove the option"},
-    {"save-minutes", R, &Options::save_minutes, 0, 1e9, nullptr, "minutes between checkpoints", "", "checkpoints are not built; remove the option"},
-    {"save-mode", R, &Options::save_mode, 0, 0, "stream|async", "how a checkpoint is written", "", "checkpoints are not built; remove the option"},
-    {"keep", R, &Options::keep, 1, 1 << 30, nullptr, "checkpoints to keep", "", "checkpoints are not built; remove the option"},
-    {"resume", R, &Options::resume, 0, 0, nullptr, "continue from a checkpoint: auto or its folder", "", "checkpoints are not built; start a new run without the option"},
-    {"allow-change", R, &Options::allow_change, 0, 0, nullptr, "option that may differ from the resumed run's", "", "checkpoints are not built; remove the option"},
+    {"save-every", R, &Options::save_every, 0, kTokens, nullptr, "steps between checkpoints", "checkpoints are not built; remove the option"},
+    {"save-minutes", R, &Options::save_minutes, 0, 1e9, nullptr, "minutes between checkpoints", "checkpoints are not built; remove the option"},
+    {"save-mode", R, &Options::save_mode, 0, 0, "stream|async", "how a checkpoint is written", "checkpoints are not built; remove the option"},
+    {"keep", R, &Options::keep, 1, 1 << 30, nullptr, "checkpoints to keep", "checkpoints are not built; remove the option"},
+    {"resume", R, &Options::resume, 0, 0, nullptr, "continue from a checkpoint: auto or its folder", "checkpoints are not built; start a new run without the option"},
+    {"allow-change", R, &Options::allow_change, 0, 0, nullptr, "option that may differ from the resumed run's", "checkpoints are not built; remove the option"},
 
-    {"plan", L, &Options::plan, 0, 0, nullptr, "print bytes and times of a run, and stop", "", "the planner is not built; remove the option", Flag},
-    {"ranks", L, &Options::ranks, 1, 1 << 20, nullptr, "plan: number of ranks", "", "the planner is not built; the number of ranks of a run is mpirun's -np"},
-    {"link", L, &Options::link, 0, 1e6, nullptr, "plan: GB/s between ranks", "", "the planner is not built; remove the option"},
-    {"params", L, &Options::params, 0, 1e15, nullptr, "plan: number of parameters", "", "the planner is not built; remove the option"},
-    {"grad-accum", L, &Options::grad_accum, 1, 1 << 30, nullptr, "plan: micro-steps a step", "", "the planner is not built; the micro-steps of a run follow from --total-batch"},
-    {"step-seconds", L, &Options::step_seconds, 0, 1e9, nullptr, "plan: measured seconds a step", "", "the planner is not built; remove the option"},
-    {"price", L, &Options::price, 0, 1e9, nullptr, "plan: price of a device-hour", "", "the planner is not built; remove the option"},
+    {"plan", L, &Options::plan, 0, 0, nullptr, "print bytes and times of a run, and stop", "the planner is not built; remove the option", Flag},
+    {"ranks", L, &Options::ranks, 1, 1 << 20, nullptr, "plan: number of ranks", "the planner is not built; the number of ranks of a run is mpirun's -np"},
+    {"link", L, &Options::link, 0, 1e6, nullptr, "plan: GB/s between ranks", "the planner is not built; remove the option"},
+    {"params", L, &Options::params, 0, 1e15, nullptr, "plan: number of parameters", "the planner is not built; remove the option"},
+    {"grad-accum", L, &Options::grad_accum, 1, 1 << 30, nullptr, "plan: micro-steps a step", "the planner is not built; the micro-steps of a run follow from --total-batch"},
+    {"step-seconds", L, &Options::step_seconds, 0, 1e9, nullptr, "plan: measured seconds a step", "the planner is not built; remove the option"},
+    {"price", L, &Options::price, 0, 1e9, nullptr, "plan: price of a device-hour", "the planner is not built; remove the option"},
 
-    {"generate", X, &Options::generate, 0, 0, nullptr, "print a sample of --model and stop", "", "it needs --model, which is not built; --sample-every prints samples during training", Flag},
-    {"profile", X, &Options::profile, 0, 0, nullptr, "time the phases of a step", "", "the profiler is not built; HOSTCUDA_PROFILE=1 times kernels on a CPU, Nsight on a GPU", Flag},
+    {"generate", X, &Options::generate, 0, 0, nullptr, "print a sample of --model and stop", "it needs --model, which is not built; --sample-every prints samples during training", Flag},
+    {"profile", X, &Options::profile, 0, 0, nullptr, "time the phases of a step", "the profiler is not built; HOSTCUDA_PROFILE=1 times kernels on a CPU, Nsight on a GPU", Flag},
     {"config", X, &Options::config, 0, 0, nullptr, "file of options, one `name = value` a line; the command line wins over it"},
 };
 constexpr size_t kRowCount = std::size(kRows);
@@ -245,7 +243,7 @@ void set_value(Options& options, const Row& row, const std::string& text, const 
             }
         }, row.target);
     }
-    if (row.instead && !in_list(row.only_value, text) && !(row.kind == Flag && options.*std::get<int Options::*>(row.target) == 0))
+    if (row.instead && !(row.kind == Flag && options.*std::get<int Options::*>(row.target) == 0))
         usage("%s%s is not available yet: %s", name, row.kind == Flag ? "" : (" " + text).c_str(), row.instead);
 }
 
@@ -436,7 +434,7 @@ std::string options_help() {
         text += left.size() < 30 ? left + std::string(30 - left.size(), ' ') : left + "\n" + std::string(30, ' ');
         text += row.help;
         const std::string value = is_unset(defaults, row) || row.kind == Flag ? "" : value_text(defaults, row);
-        if (row.instead) text += *row.only_value ? format(" [%s; others are not available yet]", value.c_str()) : " (not available yet)";
+        if (row.instead) text += " (not available yet)";
         else if (!value.empty()) text += " [" + value + "]";
         text += "\n";
     }
@@ -448,7 +446,7 @@ std::vector<OptionRow> option_rows(const Options& options) {
     for (size_t i = 0; i < kRowCount; ++i) {
         const Row& row = kRows[i];
         const Options::Source source = i < options.sources.size() ? options.sources[i] : Options::Source::Default;
-        if (source == Options::Source::Default && (is_unset(options, row) || (row.instead && !*row.only_value) || value_text(options, row).empty())) continue;
+        if (source == Options::Source::Default && (is_unset(options, row) || row.instead || value_text(options, row).empty())) continue;
         rows.push_back({row.group, row.name, value_text(options, row),
                         source == Options::Source::Default ? "default" : source == Options::Source::ConfigFile ? "config file" : "command line"});
     }
@@ -476,6 +474,14 @@ ModelConfig model_config_from_options(Options& o) {
     if (!o.given("seq-len")) o.seq_len = std::min(o.seq_len, config.max_seq_len);
     if (o.seq_len > config.max_seq_len)
         usage("--seq-len %d is longer than the model's longest sequence %d; use at most that, or raise --max-seq-len", o.seq_len, config.max_seq_len);
+    const long long rows = static_cast<long long>(o.micro_batch) * o.seq_len;
+    if (rows % o.lmhead_chunks != 0) {
+        long long below = o.lmhead_chunks, above = o.lmhead_chunks;
+        while (rows % below != 0) --below;  // 1 divides
+        while (above < rows && rows % above != 0) ++above;
+        usage("--lmhead-chunks %d does not divide micro-batch %d x seq-len %d = %lld rows; try %lld%s", o.lmhead_chunks, o.micro_batch, o.seq_len, rows, below,
+              above <= rows ? format(" or %lld", above).c_str() : "");
+    }
     return config;
 }
 

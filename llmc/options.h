@@ -91,7 +91,7 @@ struct OptionRow { std::string group, name, value; const char* source; };
 std::vector<OptionRow> option_rows(const Options& options);
 
 // The model the options describe: preset or file, with the overrides applied and validated. A --seq-len the model is too short for is
-// refused; a default one shrinks to fit.
+// refused; a default one shrinks to fit. Then --lmhead-chunks must divide the rows of a micro-batch.
 ModelConfig model_config_from_options(Options& options);
 
 // How a step is split: total_batch = micro_batch * seq_len * ranks * grad_accum tokens.

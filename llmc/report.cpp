@@ -68,7 +68,7 @@ private:
 }  // namespace
 
 std::string start_report(const StartInfo& info) {
-    static const char* const kSharded[] = {"stage 0: nothing", "stage 1: optimizer state", "stage 2: gradients and optimizer state"};
+    static const char* const kSharded[] = {"stage 0: nothing", "stage 1: optimizer state", "stage 2: gradients and optimizer state", "stage 3: parameters, gradients and optimizer state"};
     const Options& options = info.options;
     const ModelConfig& c = info.config;
     Table table;
@@ -94,6 +94,7 @@ std::string start_report(const StartInfo& info) {
               info.element_bytes == 2 ? "bf16" : "fp32", info.table.units.size(), info.layout.buckets.size(),
               format_bytes(info.layout.max_bucket_count * info.element_bytes).c_str());
     table.row("sharded", "%s", kSharded[options.zero_stage]);
+    table.row("sent", "%s a step by each rank", format_bytes(info.sent_bytes).c_str());
 
     table.title("batch");
     table.row("tokens a step", "%lld = micro-batch %d x seq-len %d x %d micro-step(s) x %zu rank(s)", info.batch.tokens_per_step, options.micro_batch, options.seq_len,

@@ -33,6 +33,7 @@ struct StartInfo {
     const DataLoader& train;
     const ValLoader* val;                   // nullptr = no evaluation
     std::vector<std::pair<std::string, size_t>> memory;  // category, bytes on this rank's device
+    size_t sent_bytes;                      // by each rank in a step, by the schedule
     double product_flops;                   // measured, FLOP/s
     size_t element_bytes;                   // of a parameter
 };

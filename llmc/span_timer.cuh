@@ -40,11 +40,15 @@ public:
         SpanTimer& timer_;
     };
 
-    // What function() queues on the stream counts.
-    template <class Function>
-    void time(Function&& function) {
-        const Section section(*this);
-        function();
+    // The beginning or the end of a stretch, in turn.
+    void mark() {
+        Slot& slot = slots_[current_];
+        if (slot.used == slot.events.size()) {
+            cudaEvent_t event = nullptr;
+            CUDA_CHECK(cudaEventCreate(&event));
+            slot.events.push_back(event);
+        }
+        CUDA_CHECK(cudaEventRecord(slot.events[slot.used++], stream_));
     }
 
     // Milliseconds of a slot whose step is complete.
@@ -65,27 +69,28 @@ private:
         size_t used = 0;
     };
 
-    void mark() {
-        Slot& slot = slots_[current_];
-        if (slot.used == slot.events.size()) {
-            cudaEvent_t event = nullptr;
-            CUDA_CHECK(cudaEventCreate(&event));
-            slot.events.push_back(event);
-        }
-        CUDA_CHECK(cudaEventRecord(slot.events[slot.used++], stream_));
-    }
-
     cudaStream_t stream_;
     Slot slots_[kStepSlots];
     int current_ = 0;
 };
 
-// Where a step's time goes on the compute stream. Update: the last reductions, the norm, AdamW, and the start of the gathers.
+// Where a step's time goes on the compute stream. Head: final norm, head and loss, forward and backward. Update: the last reductions, the norm, AdamW, and the
+// start of the gathers.
 struct PhaseTimers {
-    explicit PhaseTimers(cudaStream_t stream) : forward(stream), loss(stream), backward(stream), update(stream) {}
+    explicit PhaseTimers(cudaStream_t stream) : forward(stream), head(stream), backward(stream), update(stream) {}
     void begin_step(int slot) {
-        for (SpanTimer* phase : {&forward, &loss, &backward, &update}) phase->begin_step(slot);
+        for (SpanTimer* phase : {&forward, &head, &backward, &update}) phase->begin_step(slot);
+    }
+    // From now on time counts for this phase; nullptr: for none.
+    void enter(SpanTimer* phase) {
+        if (phase == current_) return;
+        if (current_) current_->mark();
+        if (phase) phase->mark();
+        current_ = phase;
     }
 
-    SpanTimer forward, loss, backward, update;
+    SpanTimer forward, head, backward, update;
+
+private:
+    SpanTimer* current_ = nullptr;
 };

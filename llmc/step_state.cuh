@@ -66,9 +66,6 @@ inline void set_inv_valid(StepState* state, const unsigned long long* rank_count
     launch(set_inv_valid_kernel, 1, 1, 0, stream, state, rank_counts, N);
 }
 
-// To be removed with its last caller: valid_tokens is the sum over ranks already.
-inline void set_inv_valid(StepState* state, cudaStream_t stream) { set_inv_valid(state, &state->valid_tokens, 1, stream); }
-
 // ---- what the step does, from the ranks' sums: (N, 2) squared norm of the rank's slices, loss sum of its tokens; added in rank order ----
 __global__ void decide_step_kernel(StepState* state, const double* rank_sums, int N, double beta1, double beta2) {
     double squares = 0, loss_sum = 0;

@@ -1,18 +1,15 @@
-// The ZeRO engine, stages 0 to 2: who holds which slice of parameters, gradients and optimizer state, and what crosses the wire when.
+// The ZeRO engine, stages 0 to 3: who holds which slice of parameters, gradients and optimizer state, and how the operations of the schedule
+// (schedule.h, which says what the stages are) are queued.
 //
-// The model only says "I need unit u's parameters", "where do unit u's gradients go" and "unit u's gradients of this micro-step are complete";
-// it always overwrites. Everything else is decided here:
+// The model only says "I need unit u's parameters", "where do unit u's gradients go" and "unit u's gradients of this micro-step are complete"; it always
+// overwrites. Whole or sharded, gathered or in place, straight to its place or through a staging buffer is decided here.
 //
-//   stage  whole on every rank              sharded               on the wire a step, each rank (N ranks, x = (N-1)/N, G micro-steps)
-//   0      parameters, gradients, optimizer nothing               x gradients (reduce-scatter) + x gradients (all-gather)
-//   1      parameters, gradients            optimizer             x gradients + x parameters (all-gather)
-//   2      parameters                       gradients, optimizer  G x gradients + x parameters
-//
-// Stages 0 and 1 reduce on the last micro-step only; stage 2 (and --sync-every-micro-step) reduces each bucket on every micro-step into a
-// shard accumulator. Accumulation: the first addend overwrites, each later one goes to a staging buffer and is added by one kernel.
+// Accumulation. A unit's gradients come in addends: one a micro-step, for the head's weight one a chunk of the head. An addend that is the first of a step (or,
+// where gradients are reduced on every micro-step, of a micro-step) overwrites; each later one goes to a staging buffer and is added by one kernel, in the
+// gradients' type: floatX with stochastic rounding, or fp32, where every addend goes through the staging buffer because products write floatX.
 //
 // Streams: the model computes on `compute`; collectives run on a communication stream of their own (the same one without overlap), ordered by
-// events alone. The order of collectives is a function of layout and stage, so it is the same on every rank.
+// events alone. The order of collectives is that of the schedule, so it is the same on every rank.
 #pragma once
 
 #include <cmath>
@@ -20,12 +17,14 @@
 
 #include "llmc/accumulate.cuh"
 #include "llmc/adamw.cuh"
+#include "llmc/checksum.cuh"
 #include "llmc/comm.cuh"
 #include "llmc/device_memory.cuh"
 #include "llmc/global_norm.cuh"
 #include "llmc/init.cuh"
 #include "llmc/param_table.h"
 #include "llmc/reduce.cuh"
+#include "llmc/schedule.h"
 #include "llmc/span_timer.cuh"
 #include "llmc/step_state.cuh"
 
@@ -34,7 +33,9 @@ struct ZeroConfig {
     double bucket_mb = 25;  // 10^6 bytes; 0 = one unit a bucket
     bool overlap = true;
     bool sync_every_micro_step = false;
-    int micro_steps = 1;  // G, micro-steps a step
+    int micro_steps = 1;          // G, micro-steps a step
+    int lmhead_chunks = 1;        // addends of the head's weight in a micro-step
+    bool fp32_gradients = false;  // accumulated and reduced in fp32, not floatX
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
 };
 
@@ -55,55 +56,18 @@ private:
 class ZeroEngine {
 public:
     ZeroEngine(const ParamTable& table, const Communicator& comm, const ZeroConfig& config, DeviceMemory& memory, cudaStream_t compute)
-        : table_(table), comm_(comm), config_(config), compute_(compute),
-          layout_(make_flat_layout(table, comm.size(), config.bucket_mb, sizeof(floatX))),
-          reduce_every_micro_step_(config.stage >= 2 || config.sync_every_micro_step),
-          gather_events_(layout_.buckets.size()), buffer_events_(kRotatingBuffers), bucket_buffer_(layout_.buckets.size()),
-          units_left_(layout_.buckets.size()), gather_pending_(layout_.buckets.size(), false), stalls_(compute) {
-        CHECK(config.stage >= 0 && config.stage <= 2, "ZeRO stage %d is not available; use 0, 1 or 2", config.stage);
+        : table_(table), comm_(comm), config_(config), compute_(compute), layout_(make_flat_layout(table, comm.size(), config.bucket_mb, sizeof(floatX))),
+          fp32_(config.fp32_gradients || std::is_same_v<floatX, float>),
+          schedule_(make_schedule(table, layout_, {config.stage, config.micro_steps, config.sync_every_micro_step, sizeof(floatX), gradient_bytes()})),
+          buckets_(layout_.buckets.size()), units_(table.units.size()), slots_(schedule_.slot_counts.size()), stalls_(compute) {
         communicate_ = compute_;
         if (config.overlap) {
             CUDA_CHECK(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
             communicate_ = own_stream_;
         }
-        const bool accumulates = config.micro_steps > 1;
-        const size_t embedding_count = table.units[table.embedding_unit()].count;
-
-        params_ = memory.allocate<floatX>("parameters", "parameters", layout_.total_count);
-        CUDA_CHECK(cudaMemsetAsync(params_, 0, layout_.total_count * sizeof(floatX), compute_));  // padding and gaps stay 0
-        const std::vector<uint8_t> decay_map = make_decay_map(table, layout_);
-        decay_map_ = memory.allocate<uint8_t>("optimizer", "weight decay map", decay_map.size());
-        CUDA_CHECK(cudaMemcpyAsync(decay_map_, decay_map.data(), decay_map.size(), cudaMemcpyHostToDevice, compute_));
-
-        state_count_ = config.stage == 0 ? layout_.total_count : layout_.shard_count;
-        master_ = memory.allocate<float>("optimizer", "fp32 master weights", state_count_);
-        m_ = memory.allocate<float>("optimizer", "first moments", state_count_);
-        v_ = memory.allocate<float>("optimizer", "second moments", state_count_);
-
-        const bool whole_gradients = config.stage == 0 || !reduce_every_micro_step_;
-        if (whole_gradients) {
-            gradients_ = memory.allocate<floatX>("gradients", "gradients", layout_.total_count);
-            CUDA_CHECK(cudaMemsetAsync(gradients_, 0, layout_.total_count * sizeof(floatX), compute_));
-        }
-        if (reduce_every_micro_step_) {
-            shard_ = memory.allocate<floatX>("gradients", "gradient shard", layout_.shard_count);
-            if (accumulates) shard_staging_ = memory.allocate<floatX>("gradients", "shard staging", layout_.max_slice_count);
-            for (floatX*& buffer : rotating_) buffer = memory.allocate<floatX>("gradients", "bucket in flight", layout_.max_bucket_count);
-            if (table.tied) tied_buffer_ = memory.allocate<floatX>("gradients", "bucket of the tied embedding", layout_.buckets[0].count);
-        } else if (accumulates) {
-            staging_ = memory.allocate<floatX>("gradients", "micro-step staging", layout_.max_unit_count);
-            if (table.tied) tied_staging_ = memory.allocate<floatX>("gradients", "tied embedding staging", embedding_count);
-        }
-
-        size_t partials = 0;
-        for (const Bucket& bucket : layout_.buckets) {
-            partials_begin_.push_back(partials);
-            partials += sum_of_squares_count(bucket.slice_count);
-        }
-        partials_count_ = partials;
-        partials_ = memory.allocate<double>("optimizer", "partial sums of the norm", partials);
-        rank_sums_ = memory.allocate<double>("optimizer", "sums of each rank", 2 * (comm.size() + 1));
-        CUDA_CHECK(cudaStreamSynchronize(compute_));  // decay_map leaves scope
+        allocate_state(memory);
+        allocate_gradient_buffers(memory);
+        CUDA_CHECK(cudaStreamSynchronize(compute_));
     }
     ZeroEngine(const ZeroEngine&) = delete;
     ZeroEngine& operator=(const ZeroEngine&) = delete;
@@ -113,47 +77,95 @@ public:
 
     const FlatLayout& layout() const { return layout_; }
     const ZeroConfig& config() const { return config_; }
+    const Schedule& schedule() const { return schedule_; }
+    const Sharding& sharding() const { return schedule_.sharding; }
     // Where the compute stream waits for communication; begin_step() and total_ms() are the trainer's.
     SpanTimer& stalls() { return stalls_; }
 
-    // ---- parameters -----------------------------------------------------------------------------------------------------------
-    // First element of the unit's parameters, usable by work queued on the compute stream from now on.
-    const floatX* acquire_params(int unit) {
-        const int b = layout_.bucket_of_unit[unit];
-        if (gather_pending_[b]) {
-            const SpanTimer::Section stall(stalls_);
-            gather_events_[b].wait(compute_);
-            gather_pending_[b] = false;
+    // ---- operations of the schedule -------------------------------------------------------------------------------------------
+    // Queues one that is not a computation. `state` is read and written by what is queued.
+    void queue(const ScheduleOp& op, StepState* state) {
+        switch (op.kind) {
+            case OpKind::kGather: gather(op.index, op.slot); break;
+            case OpKind::kDrop: drop(op.index, op.slot); break;
+            case OpKind::kReduce: reduce(op.index, op.micro_step); break;
+            case OpKind::kGatherGradients: gather_gradients(op.index); break;
+            case OpKind::kDecide: decide(state); break;
+            case OpKind::kStep: step(op.index, state); break;
+            case OpKind::kCountTargets: case OpKind::kForward: case OpKind::kHead: case OpKind::kBackward: fail("operation %d is not the engine's", static_cast<int>(op.kind));
         }
-        return params_ + layout_.unit_begin[unit];
     }
 
-    // The unit's parameters are not needed until the next acquire. Stages 0 to 2 keep them.
-    void release_params(int) {}
+    // ---- parameters -----------------------------------------------------------------------------------------------------------
+    // First element of the unit's parameters, usable by work queued on the compute stream from now until they are dropped.
+    const floatX* params(int unit) {
+        const int b = layout_.bucket_of_unit[unit];
+        BucketState& bucket = buckets_[b];
+        CHECK(bucket.params, "the parameters of %s are needed and not gathered: the schedule lacks a gather", table_.units[unit].name.c_str());
+        if (bucket.gather_pending) {
+            const SpanTimer::Section stall(stalls_);
+            bucket.gathered.wait(compute_);
+            bucket.gather_pending = false;
+        }
+        return bucket.params + (layout_.unit_begin[unit] - layout_.buckets[b].begin);
+    }
 
-    // Where the parameter lies, for filling it before start_optimizer() and for reading it after the streams are idle.
-    floatX* parameter_address(const Parameter& p) const { return params_ + layout_.unit_begin[p.unit] + p.offset; }
+    // Calls fill(parameter, address) for every parameter, to queue on the compute stream what writes it: stored_count() elements, 0 until then. Afterwards every
+    // rank holds what it is to hold. Then start_optimizer(). Not inside a step.
+    template <class Fill>
+    void write_params(Fill&& fill) {
+        synchronize();
+        for (size_t b = 0; b < layout_.buckets.size(); ++b) {
+            const Bucket& bucket = layout_.buckets[b];
+            floatX* whole = sharding().parameters ? home_of(b) : params_ + bucket.begin;
+            CUDA_CHECK(cudaMemsetAsync(whole, 0, bucket.count * sizeof(floatX), compute_));  // padding and gaps stay 0
+            for_each_parameter(b, [&](const Parameter& p) { fill(p, whole + offset_in_bucket(p)); });
+            if (!sharding().parameters) continue;
+            CUDA_CHECK(cudaMemcpyAsync(params_ + bucket.slice_begin, whole + comm_.rank() * bucket.slice_count, bucket.slice_count * sizeof(floatX), cudaMemcpyDeviceToDevice,
+                                       compute_));
+        }
+        order(compute_, communicate_);
+    }
+
+    // Calls read(parameter, address) for every parameter, to queue on the compute stream what reads it (stored_count() elements). Collective: where parameters
+    // are sharded, they are gathered a bucket at a time. Not inside a step.
+    template <class Read>
+    void read_params(Read&& read) {
+        synchronize();
+        for (size_t b = 0; b < layout_.buckets.size(); ++b) {
+            const Bucket& bucket = layout_.buckets[b];
+            const floatX* whole = params_ + bucket.begin;
+            if (sharding().parameters) {
+                order(compute_, communicate_);  // the slot has been read
+                comm_.all_gather(home_of(b), params_ + bucket.slice_begin, bucket.slice_count, communicate_);
+                order(communicate_, compute_);
+                whole = home_of(b);
+            }
+            for_each_parameter(b, [&](const Parameter& p) { read(p, whole + offset_in_bucket(p)); });
+        }
+        order(compute_, communicate_);
+    }
 
     // Random initialisation of every parameter, by the table: depends on (seed, parameter, element) only.
     void init_params(unsigned long long seed, int num_layers) {
-        for (size_t i = 0; i < table_.parameters.size(); ++i) {
-            const Parameter& p = table_.parameters[i];
-            floatX* address = parameter_address(p);
+        write_params([&](const Parameter& p, floatX* address) {
+            const size_t index = &p - table_.parameters.data();
             const float scaled = 0.02f / std::sqrt(2.0f * num_layers);
             switch (p.init) {
-                case Init::kNormal: init_normal(address, p.count(), seed, i, 0.02f, compute_); break;
-                case Init::kNormalScaled: init_normal(address, p.count(), seed, i, scaled, compute_); break;
+                case Init::kNormal: init_normal(address, p.count(), seed, index, 0.02f, compute_); break;
+                case Init::kNormalScaled: init_normal(address, p.count(), seed, index, scaled, compute_); break;
                 case Init::kOne: fill(address, p.count(), 1.0f, compute_); break;
                 case Init::kZero: fill(address, p.count(), 0.0f, compute_); break;
             }
-        }
+        });
     }
 
     // Master weights from the parameters as they are now, moments 0.
     void start_optimizer() {
         for (size_t b = 0; b < layout_.buckets.size(); ++b) {
             const Owned owned = owned_by_this_rank(b);
-            copy_to_float(master_ + owned.state_begin, params_ + owned.begin, owned.count, compute_);
+            copy_to_float(master_ + owned.state_begin, owned.params, owned.count, compute_);
+            buckets_[b].stepped.record(compute_);
         }
         CUDA_CHECK(cudaMemsetAsync(m_, 0, state_count_ * sizeof(float), compute_));
         CUDA_CHECK(cudaMemsetAsync(v_, 0, state_count_ * sizeof(float), compute_));
@@ -164,96 +176,103 @@ public:
     void begin_micro_step(int micro_step, const StepState* state) {
         micro_step_ = micro_step;
         state_ = state;
-        for (size_t b = 0; b < layout_.buckets.size(); ++b) {
-            units_left_[b] = layout_.buckets[b].end_unit - layout_.buckets[b].first_unit;
-            bucket_buffer_[b] = nullptr;
+        for (BucketState& bucket : buckets_) bucket.in_flight = nullptr;
+        if (micro_step > 0 && !schedule_.reduce_every_micro_step) return;
+        for (UnitState& unit : units_) unit.started = false;
+    }
+
+    // Where the unit's next addend is to be written (overwritten). Units come in the order of backward; a tied embedding may be begun with the head and
+    // ended last. A micro-step's gradients are one addend, or `addends` of them, of which this is number `addend`: each but the last may hold a part of the unit
+    // only, which is ended with end_part().
+    floatX* begin_gradients(int unit, int addend = 0, int addends = 1) {
+        const Unit& u = table_.units[unit];
+        UnitState& state = units_[unit];
+        // Independent rounding errors on every rank, micro-step and chunk.
+        state.addend = static_cast<unsigned>((micro_step_ * comm_.size() + comm_.rank()) * addends + addend);
+        if (addends > 1 && !state.started) {  // which part comes first is not known here: all are added to 0
+            CUDA_CHECK(cudaMemsetAsync(destination(unit), 0, u.count * gradient_bytes(), compute_));
+            state.started = true;
         }
+        const bool direct = !state.started && !widens();
+        state.open = direct ? static_cast<floatX*>(destination(unit)) : is_tied_embedding(unit) ? tied_staging_ : staging_;
+        if (direct && whole_gradients_only()) return state.open;  // its gaps were set to 0 once
+        for (const Unit::Gap& gap : u.gaps) CUDA_CHECK(cudaMemsetAsync(state.open + gap.offset, 0, gap.count * sizeof(floatX), compute_));
+        return state.open;
     }
 
-    // Where the unit's gradients of this micro-step are to be written (overwritten). Units come in the order of backward; a tied embedding may be
-    // begun with the head and ended last.
-    floatX* begin_gradients(int unit) {
-        floatX* address = gradient_address(unit);
-        if (address == gradients_ + layout_.unit_begin[unit] && gradients_) return address;  // its gaps were set to 0 once
-        for (const Unit::Gap& gap : table_.units[unit].gaps) CUDA_CHECK(cudaMemsetAsync(address + gap.offset, 0, gap.count * sizeof(floatX), compute_));
-        return address;
-    }
+    // Where the addend that was begun last is being written.
+    floatX* open_gradients(int unit) const { return units_[unit].open; }
 
-    // The unit's gradients of this micro-step are queued; reduces its bucket when that was the bucket's last unit.
+    // The elements [offset, offset + count) of an addend that is not the micro-step's last are queued: adds them.
+    void end_part(int unit, size_t offset, size_t count) { add_open_addend(unit, offset, count); }
+
+    // The last addend of this micro-step is queued.
     void end_gradients(int unit) {
-        if (!reduce_every_micro_step_ && micro_step_ > 0) {
-            const unsigned addend = static_cast<unsigned>(micro_step_ * comm_.size() + comm_.rank());  // independent rounding errors on every rank
-            accumulate_gradient(gradients_ + layout_.unit_begin[unit], staging_address(unit), table_.units[unit].count, table_.units[unit].logical_begin, addend,
-                                state_, compute_);
+        UnitState& state = units_[unit];
+        if (state.started) {
+            add_open_addend(unit, 0, table_.units[unit].count);
+        } else if (widens()) {
+            copy_to_float(static_cast<float*>(destination(unit)), state.open, table_.units[unit].count, compute_);
         }
-        const int b = layout_.bucket_of_unit[unit];
-        if (--units_left_[b] == 0 && (reduce_every_micro_step_ || last_micro_step())) reduce_bucket(b);
+        state.started = true;
+        state.open = nullptr;
     }
 
-    // ---- the step ---------------------------------------------------------------------------------------------------------------
-    // After the last micro-step: norm of the averaged gradient, clip or skip, AdamW on what this rank owns, parameters to everybody.
-    // state->loss_sum holds this rank's sum of losses; afterwards state->loss is the global mean.
-    void update(StepState* state) {
-        {
-            const SpanTimer::Section stall(stalls_);
-            order(compute_, communicate_);  // loss_sum is complete
-            double* own = rank_sums_ + 2 * comm_.size();
-            sum_partials(own, partials_, partials_count_, communicate_);
-            CUDA_CHECK(cudaMemcpyAsync(own + 1, &state->loss_sum, sizeof(double), cudaMemcpyDeviceToDevice, communicate_));
-            comm_.all_gather(rank_sums_, own, 2, communicate_);
-            decide_step(state, rank_sums_, comm_.size(), config_.beta1, config_.beta2, communicate_);
-            order(communicate_, compute_);
-        }
-        for (size_t b = 0; b < layout_.buckets.size(); ++b) {  // in the order the next forward needs them
-            const Bucket& bucket = layout_.buckets[b];
-            const Owned owned = owned_by_this_rank(b);
-            adamw_update(params_ + owned.begin, master_ + owned.state_begin, m_ + owned.state_begin, v_ + owned.state_begin, owned.gradients, decay_map_, owned.begin,
-                         owned.count, state, config_.beta1, config_.beta2, config_.eps, config_.weight_decay, compute_);
-            if (config_.stage == 0) continue;  // every rank updated everything
-            const SpanTimer::Section stall(stalls_);
-            order(compute_, communicate_);
-            comm_.all_gather_in_place(params_ + bucket.begin, bucket.slice_count, communicate_);
-            gather_events_[b].record(communicate_);
-            gather_pending_[b] = true;
-        }
-    }
-
-    // Starts the sum over ranks of whole numbers, in place, behind what the communication stream is doing (the parameters' gathers); the compute stream goes
-    // on with the forward pass and takes the result with finish_count_reduction().
-    void start_count_reduction(unsigned long long* counts, size_t count) {
-        order(compute_, communicate_);
-        comm_.all_reduce_counts(counts, count, communicate_);
-        counts_event_.record(communicate_);
-    }
-    void finish_count_reduction() {
-        const SpanTimer::Section stall(stalls_);
-        counts_event_.wait(compute_);
-    }
-
-    // Gathers `count` doubles of every rank into out (N, count), ordered after and before work on the compute stream.
-    void all_gather_doubles(double* out, const double* inp, size_t count) {
+    // ---- small collectives ----------------------------------------------------------------------------------------------------
+    // Gathers `count` numbers of every rank into out (N, count), behind what the communication stream is doing; the compute stream goes on and takes the result
+    // with finish_gather(). T: unsigned long long or double.
+    template <class T>
+    void start_gather(T* out, const T* inp, size_t count) {
         order(compute_, communicate_);
         comm_.all_gather(out, inp, count, communicate_);
-        order(communicate_, compute_);
+        numbers_gathered_.record(communicate_);
+    }
+    void finish_gather() {
+        const SpanTimer::Section stall(stalls_);
+        numbers_gathered_.wait(compute_);
+    }
+
+    // ---- are replicas equal? ----------------------------------------------------------------------------------------------------
+    // How many checksums a rank gives: one a bucket for every array that is whole on every rank (parameters, then master weights and moments).
+    size_t checksum_count() const { return layout_.buckets.size() * (sharding().parameters ? 0 : sharding().optimizer ? 1 : 4); }
+
+    // Queues the checksums of every rank's replicas into out (N, checksum_count()); own (checksum_count()) is scratch. Collective.
+    void queue_checksums(unsigned long long* out, unsigned long long* own) {
+        if (checksum_count() == 0) return;
+        unsigned long long* next = own;
+        for (const Bucket& bucket : layout_.buckets) checksum(next++, params(bucket.first_unit), bucket.count, compute_);
+        if (!sharding().optimizer) {
+            for (const float* array : {master_, m_, v_}) {
+                for (const Bucket& bucket : layout_.buckets) checksum(next++, array + bucket.begin, bucket.count, compute_);
+            }
+        }
+        start_gather(out, own, checksum_count());
+        finish_gather();
     }
 
     // ---- for tests and checkpoints ------------------------------------------------------------------------------------------------
-    // What this rank steps in a bucket: its slice, or in stage 0 all of it.
+    // What this rank steps in a bucket: its slice, or where the optimizer is not sharded all of it.
     struct Owned {
         size_t begin, count;        // elements of the flat buffer
         size_t state_begin;         // elements of master, m, v
-        const floatX* gradients;    // reduced, after the last micro-step
+        floatX* params;             // first of them
+        const void* gradients;      // reduced, after the last micro-step; read_gradients() reads them
     };
     Owned owned_by_this_rank(size_t b) const {
         const Bucket& bucket = layout_.buckets[b];
+        if (!sharding().optimizer) return {bucket.begin, bucket.count, bucket.begin, params_ + bucket.begin, gradient(gradients_, bucket.begin)};
         const size_t slice = bucket.begin + comm_.rank() * bucket.slice_count;
-        if (config_.stage == 0) return {bucket.begin, bucket.count, bucket.begin, gradients_ + bucket.begin};
-        return {slice, bucket.slice_count, bucket.slice_begin, reduced_slice(b)};
+        return {slice, bucket.slice_count, bucket.slice_begin, params_ + (sharding().parameters ? bucket.slice_begin : slice), reduced_slice(b)};
     }
-    const floatX* params() const { return params_; }
+    // `count` reduced gradients of a bucket from the first this rank owns + `first`, on the host; waits.
+    std::vector<float> read_gradients(size_t b, size_t first, size_t count) const {
+        const void* address = gradient(owned_by_this_rank(b).gradients, first);
+        return fp32_ ? read_floats(static_cast<const float*>(address), count, compute_) : read_floats(static_cast<const floatX*>(address), count, compute_);
+    }
     const float* master() const { return master_; }
     const float* first_moments() const { return m_; }
     const float* second_moments() const { return v_; }
+    const floatX* any_params() const { return params_; }
 
     // Waits for both streams (not inside a step).
     void synchronize() const {
@@ -262,64 +281,230 @@ public:
     }
 
 private:
-    static constexpr int kRotatingBuffers = 2;  // one is written by backward while the other is reduced
+    static constexpr size_t kBucketsInFlight = 2;  // one is written by backward while the other is reduced
 
-    bool last_micro_step() const { return micro_step_ == config_.micro_steps - 1; }
+    struct GradientBuffer {
+        void* data = nullptr;
+        OrderEvent reduced;  // has been read
+    };
+    struct BucketState {
+        floatX* params = nullptr;             // (bucket count) where they are whole; nullptr while they are not
+        bool gather_pending = false;          // the compute stream has not yet waited for `gathered`
+        OrderEvent gathered;                  // its parameters are whole
+        OrderEvent stepped;                   // this rank's part was updated
+        GradientBuffer* in_flight = nullptr;  // this micro-step's gradients, where they are reduced on every one
+        size_t partials_begin = 0;            // its partial sums of squares
+    };
+    struct UnitState {
+        bool started = false;   // its gradients hold an addend
+        unsigned addend = 0;    // key of the open addend's rounding
+        floatX* open = nullptr;
+    };
+    struct Slot {
+        floatX* params = nullptr;
+        OrderEvent dropped;  // what used them has run
+    };
+
+    // ---- memory ----
+    size_t gradient_bytes() const { return fp32_ ? sizeof(float) : sizeof(floatX); }
+    bool widens() const { return fp32_ && !std::is_same_v<floatX, float>; }
+    // Gradients are accumulated where they are stepped, and reduced once a step.
+    bool whole_gradients_only() const { return !schedule_.reduce_every_micro_step; }
     bool is_tied_embedding(int unit) const { return table_.tied && unit == table_.embedding_unit(); }
-    floatX* staging_address(int unit) const { return is_tied_embedding(unit) ? tied_staging_ : staging_; }
+    bool has_tied_embedding(size_t b) const { return table_.tied && static_cast<int>(b) == layout_.bucket_of_unit[table_.embedding_unit()]; }
+    void* gradient(const void* base, size_t element) const { return static_cast<char*>(const_cast<void*>(base)) + element * gradient_bytes(); }
+    floatX* home_of(size_t b) const { return slots_[schedule_.home_slot[b]].params; }
+    size_t offset_in_bucket(const Parameter& p) const { return layout_.unit_begin[p.unit] - layout_.buckets[layout_.bucket_of_unit[p.unit]].begin + p.offset; }
 
-    floatX* gradient_address(int unit) {
-        if (!reduce_every_micro_step_) return micro_step_ == 0 ? gradients_ + layout_.unit_begin[unit] : staging_address(unit);
+    // function(T*, ...) with the gradients' own type.
+    template <class Function>
+    void with_gradient_type(Function&& function) const {
+        fp32_ ? function(static_cast<float*>(nullptr)) : function(static_cast<floatX*>(nullptr));
+    }
+
+    template <class Function>
+    void for_each_parameter(size_t b, Function&& function) const {
+        for (int unit = layout_.buckets[b].first_unit; unit < layout_.buckets[b].end_unit; ++unit) {
+            for (int i = table_.units[unit].first_parameter; i < table_.units[unit].end_parameter; ++i) function(table_.parameters[i]);
+        }
+    }
+
+    void* allocate_gradients(DeviceMemory& memory, const char* category, const char* name, size_t count) const {
+        return memory.allocate<char>(category, name, count * gradient_bytes());
+    }
+
+    // What stays from step to step, and the slots of sharded parameters.
+    void allocate_state(DeviceMemory& memory) {
+        const Sharding& sharded = sharding();
+        params_ = memory.allocate<floatX>("parameters", sharded.parameters ? "parameter shard" : "parameters", sharded.parameters ? layout_.shard_count : layout_.total_count);
+        state_count_ = sharded.optimizer ? layout_.shard_count : layout_.total_count;
+        master_ = memory.allocate<float>("optimizer", "fp32 master weights", state_count_);
+        m_ = memory.allocate<float>("optimizer", "first moments", state_count_);
+        v_ = memory.allocate<float>("optimizer", "second moments", state_count_);
+        for (size_t slot = 0; slot < slots_.size(); ++slot) slots_[slot].params = memory.allocate<floatX>("buffers", "gathered parameters", schedule_.slot_counts[slot]);
+        size_t partials = 0;
+        for (size_t b = 0; b < buckets_.size(); ++b) {
+            if (!sharded.parameters) buckets_[b].params = params_ + layout_.buckets[b].begin;
+            buckets_[b].partials_begin = partials;
+            partials += sum_of_squares_count(layout_.buckets[b].slice_count);
+        }
+        partials_count_ = partials;
+        const std::vector<uint8_t> decay_map = make_decay_map(table_, layout_);
+        decay_map_ = memory.allocate<uint8_t>("buffers", "weight decay map", decay_map.size());
+        CUDA_CHECK(cudaMemcpyAsync(decay_map_, decay_map.data(), decay_map.size(), cudaMemcpyHostToDevice, compute_));
+        partials_ = memory.allocate<double>("buffers", "partial sums of the norm", partials);
+        rank_sums_ = memory.allocate<double>("buffers", "sums of each rank", 2 * (comm_.size() + 1));
+        CUDA_CHECK(cudaStreamSynchronize(compute_));  // decay_map leaves scope
+    }
+
+    void allocate_gradient_buffers(DeviceMemory& memory) {
+        const bool whole = !sharding().gradients && (whole_gradients_only() || !sharding().optimizer);
+        if (whole) {
+            gradients_ = allocate_gradients(memory, "gradients", "gradients", layout_.total_count);
+            CUDA_CHECK(cudaMemsetAsync(gradients_, 0, layout_.total_count * gradient_bytes(), compute_));
+        }
+        size_t largest_bucket = 0, num_buckets = 0;
+        for (size_t b = 0; b < buckets_.size(); ++b) {
+            if (has_tied_embedding(b)) continue;
+            largest_bucket = std::max(largest_bucket, layout_.buckets[b].count);
+            ++num_buckets;
+        }
+        if (!whole_gradients_only()) {
+            shard_ = allocate_gradients(memory, "gradients", "gradient shard", layout_.shard_count);
+            if (config_.micro_steps > 1) shard_staging_ = allocate_gradients(memory, "buffers", "shard staging", layout_.max_slice_count);
+            in_flight_ = std::vector<GradientBuffer>(std::min(kBucketsInFlight, num_buckets));
+            for (GradientBuffer& buffer : in_flight_) buffer.data = allocate_gradients(memory, "buffers", "gradient bucket in flight", largest_bucket);
+            if (table_.tied) tied_bucket_.data = allocate_gradients(memory, "buffers", "gradient bucket of the tied embedding", layout_.buckets[0].count);
+        }
+        // Who writes to a staging buffer: every unit, or the one with the head's weight.
+        const bool every_unit = widens() || (whole_gradients_only() && config_.micro_steps > 1), chunks = config_.lmhead_chunks > 1;
+        size_t largest_unit = 0;
+        for (size_t unit = 0; unit < units_.size(); ++unit) {
+            if (is_tied_embedding(static_cast<int>(unit))) continue;
+            if (every_unit || (chunks && static_cast<int>(unit) == table_.head_unit())) largest_unit = std::max(largest_unit, table_.units[unit].count);
+        }
+        staging_ = memory.allocate<floatX>("buffers", "gradient staging", largest_unit);
+        if (table_.tied && (every_unit || chunks)) {
+            tied_staging_ = memory.allocate<floatX>("buffers", "gradient staging of the tied embedding", table_.units[table_.embedding_unit()].count);
+        }
+    }
+
+    // ---- parameters ----
+    void gather(int b, int slot) {
+        const Bucket& bucket = layout_.buckets[b];
+        BucketState& state = buckets_[b];
+        const SpanTimer::Section stall(stalls_);
+        state.stepped.wait(communicate_);
+        if (slot < 0) {
+            comm_.all_gather_in_place(params_ + bucket.begin, bucket.slice_count, communicate_);
+        } else {
+            slots_[slot].dropped.wait(communicate_);
+            comm_.all_gather(slots_[slot].params, params_ + bucket.slice_begin, bucket.slice_count, communicate_);
+            state.params = slots_[slot].params;
+        }
+        state.gathered.record(communicate_);
+        state.gather_pending = true;
+    }
+
+    void drop(int b, int slot) {
+        slots_[slot].dropped.record(compute_);
+        buckets_[b].params = nullptr;
+    }
+
+    // ---- gradients ----
+    // Where the unit's gradients are accumulated.
+    void* destination(int unit) {
+        if (whole_gradients_only()) return gradient(gradients_, layout_.unit_begin[unit]);
         const int b = layout_.bucket_of_unit[unit];
         const Bucket& bucket = layout_.buckets[b];
-        if (!bucket_buffer_[b]) {
-            if (table_.tied && b == 0) {
-                tied_buffer_event_.wait(compute_);
-                bucket_buffer_[b] = tied_buffer_;
-            } else {
-                next_rotating_ = (next_rotating_ + 1) % kRotatingBuffers;
-                buffer_events_[next_rotating_].wait(compute_);  // its last reduction must have read it
-                bucket_buffer_[b] = rotating_[next_rotating_];
-            }
+        BucketState& state = buckets_[b];
+        if (!state.in_flight) {
+            state.in_flight = has_tied_embedding(b) ? &tied_bucket_ : &in_flight_[next_in_flight_++ % in_flight_.size()];
+            state.in_flight->reduced.wait(compute_);
             if (bucket.count > bucket.unit_count) {
-                CUDA_CHECK(cudaMemsetAsync(bucket_buffer_[b] + bucket.unit_count, 0, (bucket.count - bucket.unit_count) * sizeof(floatX), compute_));
+                CUDA_CHECK(cudaMemsetAsync(gradient(state.in_flight->data, bucket.unit_count), 0, (bucket.count - bucket.unit_count) * gradient_bytes(), compute_));
             }
         }
-        return bucket_buffer_[b] + (layout_.unit_begin[unit] - bucket.begin);
+        return gradient(state.in_flight->data, layout_.unit_begin[unit] - bucket.begin);
     }
 
-    floatX* reduced_slice(size_t b) const {
+    void add_open_addend(int unit, size_t offset, size_t count) {
+        const UnitState& state = units_[unit];
+        with_gradient_type([&](auto* typed) {
+            using Gradient = std::remove_pointer_t<decltype(typed)>;
+            accumulate_gradient(static_cast<Gradient*>(gradient(destination(unit), offset)), static_cast<const floatX*>(state.open + offset), count,
+                                table_.units[unit].logical_begin + offset, state.addend, state_, compute_);
+        });
+    }
+
+    void* reduced_slice(size_t b) const {
         const Bucket& bucket = layout_.buckets[b];
-        if (reduce_every_micro_step_) return shard_ + bucket.slice_begin;
-        return gradients_ + bucket.begin + comm_.rank() * bucket.slice_count;
+        if (!whole_gradients_only()) return gradient(shard_, bucket.slice_begin);
+        return gradient(gradients_, bucket.begin + comm_.rank() * bucket.slice_count);
     }
 
-    // The bucket's gradients of this micro-step are queued on the compute stream: sum them over ranks, and on the last micro-step square this
+    // The bucket's gradients of this micro-step are queued on the compute stream: sums them over ranks, and on the last micro-step squares this
     // rank's slice for the norm.
-    void reduce_bucket(int b) {
+    void reduce(int b, int micro_step) {
         const Bucket& bucket = layout_.buckets[b];
         const SpanTimer::Section stall(stalls_);
         order(compute_, communicate_);
-        if (reduce_every_micro_step_) {
-            floatX* slice = micro_step_ == 0 ? reduced_slice(b) : shard_staging_;
-            comm_.reduce_scatter(slice, bucket_buffer_[b], bucket.slice_count, communicate_);
-            if (bucket_buffer_[b] == tied_buffer_) {
-                tied_buffer_event_.record(communicate_);
+        with_gradient_type([&](auto* typed) {
+            using Gradient = std::remove_pointer_t<decltype(typed)>;
+            Gradient* slice = static_cast<Gradient*>(reduced_slice(b));
+            if (whole_gradients_only()) {
+                comm_.reduce_scatter_in_place(static_cast<Gradient*>(gradient(gradients_, bucket.begin)), bucket.slice_count, communicate_);
             } else {
-                buffer_events_[bucket_buffer_[b] == rotating_[0] ? 0 : 1].record(communicate_);
+                Gradient* sum = micro_step == 0 ? slice : static_cast<Gradient*>(shard_staging_);
+                comm_.reduce_scatter(sum, static_cast<const Gradient*>(buckets_[b].in_flight->data), bucket.slice_count, communicate_);
+                buckets_[b].in_flight->reduced.record(communicate_);
+                if (micro_step > 0) {
+                    accumulate_gradient(slice, static_cast<const Gradient*>(sum), bucket.slice_count, bucket.logical_begin + comm_.rank() * bucket.slice_count,
+                                        first_shard_addend() + micro_step, state_, communicate_);
+                }
             }
-            if (micro_step_ > 0) {
-                accumulate_gradient(reduced_slice(b), slice, bucket.slice_count, bucket.logical_begin + comm_.rank() * bucket.slice_count,
-                                    static_cast<unsigned>(micro_step_), state_, communicate_);
-            }
-        } else {
-            comm_.reduce_scatter_in_place(gradients_ + bucket.begin, bucket.slice_count, communicate_);
-        }
-        if (!last_micro_step()) return;
-        sum_of_squares(partials_ + partials_begin_[b], reduced_slice(b), bucket.slice_count, communicate_);
-        if (config_.stage == 0) comm_.all_gather(gradients_ + bucket.begin, reduced_slice(b), bucket.slice_count, communicate_);
+            if (micro_step == config_.micro_steps - 1) sum_of_squares(partials_ + buckets_[b].partials_begin, slice, bucket.slice_count, communicate_);
+        });
     }
 
+    // A chunked head's addends have taken the keys below.
+    unsigned first_shard_addend() const {
+        return config_.lmhead_chunks == 1 ? 0 : static_cast<unsigned>(config_.micro_steps) * comm_.size() * config_.lmhead_chunks;
+    }
+
+    void gather_gradients(int b) {
+        const SpanTimer::Section stall(stalls_);
+        with_gradient_type([&](auto* typed) {
+            using Gradient = std::remove_pointer_t<decltype(typed)>;
+            comm_.all_gather(static_cast<Gradient*>(gradient(gradients_, layout_.buckets[b].begin)), static_cast<const Gradient*>(reduced_slice(b)), layout_.buckets[b].slice_count,
+                             communicate_);
+        });
+    }
+
+    // ---- the update -------------------------------------------------------------------------------------------------------------
+    // After the last micro-step: norm of the averaged gradient, clip or skip. state->loss_sum holds this rank's sum of losses; afterwards state->loss is the global mean.
+    void decide(StepState* state) {
+        const SpanTimer::Section stall(stalls_);
+        order(compute_, communicate_);  // loss_sum is complete
+        double* own = rank_sums_ + 2 * comm_.size();
+        sum_partials(own, partials_, partials_count_, communicate_);
+        CUDA_CHECK(cudaMemcpyAsync(own + 1, &state->loss_sum, sizeof(double), cudaMemcpyDeviceToDevice, communicate_));
+        comm_.all_gather(rank_sums_, own, 2, communicate_);
+        decide_step(state, rank_sums_, comm_.size(), config_.beta1, config_.beta2, communicate_);
+        order(communicate_, compute_);
+    }
+
+    void step(int b, const StepState* state) {
+        const Owned owned = owned_by_this_rank(b);
+        with_gradient_type([&](auto* typed) {
+            using Gradient = std::remove_pointer_t<decltype(typed)>;
+            adamw_update(owned.params, master_ + owned.state_begin, m_ + owned.state_begin, v_ + owned.state_begin, static_cast<const Gradient*>(owned.gradients), decay_map_,
+                         owned.begin, owned.count, state, config_.beta1, config_.beta2, config_.eps, config_.weight_decay, compute_);
+        });
+        buckets_[b].stepped.record(compute_);
+    }
+
+    // ---- streams ----
     // Work queued on `later` from now on starts after all that is queued on `earlier`.
     void order(cudaStream_t earlier, cudaStream_t later) {
         if (earlier == later) return;
@@ -329,33 +514,32 @@ private:
 
     const ParamTable& table_;
     const Communicator& comm_;
-    ZeroConfig config_;
+    const ZeroConfig config_;
     cudaStream_t compute_, communicate_ = nullptr, own_stream_ = nullptr;
-    FlatLayout layout_;
-    bool reduce_every_micro_step_;
+    const FlatLayout layout_;
+    const bool fp32_;  // gradients are float
+    const Schedule schedule_;
+    std::vector<BucketState> buckets_;
+    std::vector<UnitState> units_;
+    std::vector<Slot> slots_;
 
-    floatX* params_ = nullptr;         // (total_count)
-    floatX* gradients_ = nullptr;      // (total_count): whole gradients, stages 0 and 1
-    floatX* staging_ = nullptr;        // (max_unit_count): later micro-steps of stages 0 and 1
-    floatX* tied_staging_ = nullptr;   // (embedding unit)
-    floatX* shard_ = nullptr;          // (shard_count): reduced slices, stage 2
-    floatX* shard_staging_ = nullptr;  // (max_slice_count): a later micro-step's reduced slice
-    floatX* rotating_[kRotatingBuffers] = {};  // (max_bucket_count) each: buckets between backward and reduction
-    floatX* tied_buffer_ = nullptr;    // (bucket 0): a tied embedding's gradient lives from head to end of backward
+    floatX* params_ = nullptr;             // (total_count), or where they are sharded (shard_count)
+    void* gradients_ = nullptr;            // (total_count): where they are whole
+    void* shard_ = nullptr;                // (shard_count): reduced slices, where every micro-step is reduced
+    void* shard_staging_ = nullptr;        // (max_slice_count): a later micro-step's reduced slice
+    std::vector<GradientBuffer> in_flight_;  // (largest bucket) each: between backward and reduction
+    GradientBuffer tied_bucket_;           // (bucket 0): a tied embedding's gradient lives from head to end of backward
+    floatX* staging_ = nullptr;            // (largest unit): an addend that is to be added
+    floatX* tied_staging_ = nullptr;       // (embedding unit)
     float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr;  // (state_count_)
-    uint8_t* decay_map_ = nullptr;     // one byte per kParameterAlign elements of the flat buffer
-    double* partials_ = nullptr;       // partial sums of squares, bucket by bucket
-    double* rank_sums_ = nullptr;      // (N, 2) gathered, then this rank's own 2: sum of squares, sum of losses
+    uint8_t* decay_map_ = nullptr;         // one byte per kParameterAlign elements of the flat buffer
+    double* partials_ = nullptr;           // partial sums of squares, bucket by bucket
+    double* rank_sums_ = nullptr;          // (N, 2) gathered, then this rank's own 2: sum of squares, sum of losses
     size_t state_count_ = 0, partials_count_ = 0;
-    std::vector<size_t> partials_begin_;
 
-    std::vector<OrderEvent> gather_events_;  // bucket's parameters are whole again
-    std::vector<OrderEvent> buffer_events_;  // rotating buffer has been read
-    OrderEvent tied_buffer_event_, counts_event_, order_event_;
-    std::vector<floatX*> bucket_buffer_;     // this micro-step's buffer of a bucket
-    std::vector<int> units_left_;
-    std::vector<bool> gather_pending_;       // the compute stream has not yet waited for the bucket's gather
+    OrderEvent numbers_gathered_, order_event_;
     SpanTimer stalls_;
-    int next_rotating_ = 0, micro_step_ = 0;
+    size_t next_in_flight_ = 0;
+    int micro_step_ = 0;
     const StepState* state_ = nullptr;
 };

@@ -423,6 +423,7 @@ OPERATIONS: dict[str, Operation] = {
     "sum_of_squares_fp32": lambda lib, p: sum_of_squares(lib, p, lib.torch.float32),
     "accumulate_gradient": lambda lib, p: flat(lib, p, lambda x, y: x.add_(y), "add_ (rounds to nearest)", lib.dtype),
     "accumulate_gradient_fp32": lambda lib, p: flat(lib, p, lambda x, y: x.add_(y), "add_", lib.torch.float32),
+    "accumulate_gradient_fp32_addend": lambda lib, p: flat(lib, p, lambda x, y: x.add_(y), "add_", lib.torch.float32, lib.torch.float32),
     "cross_entropy_forward": lambda lib, p: cross_entropy(lib, p, False),
     "qk_norm_forward": lambda lib, p: qk_norm(lib, p, False),
     "qk_norm_backward": lambda lib, p: qk_norm(lib, p, True),

@@ -88,9 +88,9 @@ def training_section(report: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "Where a step's time goes (ms; waiting for communication counts within the phase it is in):"
     yield ""
-    yield from header("model", "forward", "loss", "backward", "update", "of these, exposed communication", "data")
+    yield from header("model", "forward", "head and loss", "backward", "update", "of these, exposed communication", "data")
     for model, run in training.items():
-        yield row(model, *(f"{run[field]:.1f}" for field in ("forward_ms", "loss_ms", "backward_ms", "update_ms", "exposed_comm_ms", "data_ms")))
+        yield row(model, *(f"{run[field]:.1f}" for field in ("forward_ms", "head_ms", "backward_ms", "update_ms", "exposed_comm_ms", "data_ms")))
 
 
 def kernel_section(report: dict[str, Any]) -> Iterator[str]:

@@ -55,7 +55,7 @@ std::unique_ptr<Trainer> make_trainer(const Process& process, const Communicator
     ZeroConfig config;
     config.stage = stage;
     config.micro_steps = micro_steps;
-    auto trainer = std::make_unique<Trainer>(comm, small_model(), config, kB, kT, 0);
+    auto trainer = std::make_unique<Trainer>(comm, small_model(), config, Recompute::kNone, kB, kT, 0);
     trainer->choose_products(process);
     trainer->zero.init_params(kSeed, trainer->config.num_layers);
     trainer->zero.start_optimizer();
@@ -112,23 +112,23 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 // All parameters as floats by logical position.
-std::vector<float> read_parameters(const Trainer& trainer) {
+std::vector<float> read_parameters(Trainer& trainer) {
     std::vector<float> values(logical_count(trainer.table), 0);
-    for (const Parameter& p : trainer.table.parameters) {
-        const std::vector<float> own = read_floats(trainer.zero.parameter_address(p), p.stored_count(), trainer.stream);
+    trainer.zero.read_params([&](const Parameter& p, const floatX* address) {
+        const std::vector<float> own = read_floats(address, p.stored_count(), trainer.stream);
         std::copy(own.begin(), own.end(), values.begin() + trainer.table.units[p.unit].logical_begin + p.offset);
-    }
+    });
     return values;
 }
 
 void write_parameters(Trainer& trainer, const std::vector<float>& values) {
-    for (const Parameter& p : trainer.table.parameters) {
+    trainer.zero.write_params([&](const Parameter& p, floatX* address) {
         const float* first = values.data() + trainer.table.units[p.unit].logical_begin + p.offset;
         std::vector<floatX> stored(p.stored_count());
         for (size_t i = 0; i < stored.size(); ++i) stored[i] = static_cast<floatX>(first[i]);
-        CUDA_CHECK(cudaMemcpyAsync(trainer.zero.parameter_address(p), stored.data(), stored.size() * sizeof(floatX), cudaMemcpyHostToDevice, trainer.stream));
-        CUDA_CHECK(cudaStreamSynchronize(trainer.stream));
-    }
+        CUDA_CHECK(cudaMemcpyAsync(address, stored.data(), stored.size() * sizeof(floatX), cudaMemcpyHostToDevice, trainer.stream));
+        CUDA_CHECK(cudaStreamSynchronize(trainer.stream));  // `stored` leaves scope
+    });
     trainer.zero.start_optimizer();
 }
 
@@ -163,13 +163,13 @@ void one_rank(Check& check, const Process& process, const Communicator& comm, co
 void compare(Check& check, const Process& process, const Communicator& comm, const std::string& shards, const std::string& folder) {
     const std::vector<float> expected = read_values<float>(folder + "/losses");
     const double control = read_values<double>(folder + "/control").at(0);
-    for (const int stage : {0, 1, 2}) {
+    for (const int stage : {0, 1, 2, 3}) {
         const std::vector<float> losses = train(process, comm, shards, stage, 0, nullptr);
         // The first loss has seen no update: only the order of a sum of doubles differs.
         check.expect(std::fabs(losses[0] - expected[0]) <= 1e-6f * expected[0], format("stage %d: first loss %.7f, one rank %.7f", stage, losses[0], expected[0]));
         check.expect(distance(losses, expected) <= 2 * control, format("stage %d: curve %.3e from one rank's, controls %.3e", stage, distance(losses, expected), control));
     }
-    for (const int stage : {0, 1, 2}) {
+    for (const int stage : {0, 1, 2, 3}) {
         const LoaderSettings settings = loader_settings(process.rank, process.ranks);
         const auto trainer = make_trainer(process, comm, stage, settings.grad_accum);
         DataLoader loader(shards, settings);

@@ -3,10 +3,13 @@
 // 1. Oracle. Each rank computes the gradients of each of its micro-batches alone, on a one-rank engine, scaled by the global number of valid
 //    targets; their sum over ranks and micro-steps in double is what every stage's reduced gradient must equal, up to the roundings of the
 //    accumulation and of the ring, which are counted.
-// 2. Bits. Stages, overlap and (with one micro-step) everything else must not change a bit of losses, norms, parameters and optimizer state.
+// 2. Bits. Stages, overlap, recomputation and (with one micro-step) everything else must not change a bit of losses, norms, parameters and optimizer state.
+// 3. A NaN on one rank in one micro-step: all skip that step, nothing changes, and the next step is what it would have been without.
+// 4. A bit flipped in one rank's replica is found and named.
 //
 // Cases: tied and untied, merged buckets and one unit a bucket, 1 and 4 micro-steps, ranks and micro-steps with unequal numbers of valid targets
-// (one micro-step of rank 0 has none), signal only in the first or only in the last micro-step. Prints `N passed, N failed`.
+// (one micro-step of rank 0 has none), signal only in the first or only in the last micro-step, the head in chunks, gradients in fp32. Prints `N passed,
+// N failed`.
 #include "dev/test/zero_testing.cuh"
 
 namespace {
@@ -19,7 +22,17 @@ struct Case {
     bool tied;
     double bucket_mb;
     int micro_steps;
-    Signal signal;
+    Signal signal = Signal::kAll;
+    int chunks = 1;             // of the head
+    bool fp32_gradients = false;
+};
+
+// How a case is run: none of it changes what it computes.
+struct Run {
+    int stage;
+    bool overlap = true;
+    bool sync_every = false;
+    Recompute recompute = Recompute::kNone;
 };
 
 ModelConfig small_model(bool tied) {
@@ -71,18 +84,27 @@ struct Outcome {
 };
 
 std::string text(const Case& c) {
-    return format("%s, bucket-mb %g, %d micro-steps%s", c.tied ? "tied" : "untied", c.bucket_mb, c.micro_steps,
-                  c.signal == Signal::kAll ? "" : c.signal == Signal::kFirst ? ", signal in the first only" : ", signal in the last only");
+    return format("%s, bucket-mb %g, %d micro-steps%s%s%s", c.tied ? "tied" : "untied", c.bucket_mb, c.micro_steps,
+                  c.signal == Signal::kAll ? "" : c.signal == Signal::kFirst ? ", signal in the first only" : ", signal in the last only",
+                  c.chunks == 1 ? "" : format(", head in %d chunks", c.chunks).c_str(), c.fp32_gradients ? ", fp32 gradients" : "");
 }
 
-std::unique_ptr<Trainer> make_trainer(const Process& process, const Communicator& comm, const Case& c, int stage, bool overlap, bool sync_every, int micro_steps) {
+std::string text(const Case& c, const Run& run) {
+    static const char* const kRecompute[] = {"", ", recompute norm", ", recompute ffn", ", recompute block"};
+    return format("%s, stage %d%s%s%s", text(c).c_str(), run.stage, run.overlap ? "" : ", no overlap", run.sync_every ? ", sync every micro-step" : "",
+                  kRecompute[static_cast<int>(run.recompute)]);
+}
+
+std::unique_ptr<Trainer> make_trainer(const Process& process, const Communicator& comm, const Case& c, const Run& run) {
     ZeroConfig config;
-    config.stage = stage;
+    config.stage = run.stage;
     config.bucket_mb = c.bucket_mb;
-    config.overlap = overlap;
-    config.sync_every_micro_step = sync_every;
-    config.micro_steps = micro_steps;
-    auto trainer = std::make_unique<Trainer>(comm, small_model(c.tied), config, kB, kT, 0);
+    config.overlap = run.overlap;
+    config.sync_every_micro_step = run.sync_every;
+    config.micro_steps = c.micro_steps;
+    config.lmhead_chunks = c.chunks;
+    config.fp32_gradients = c.fp32_gradients;
+    auto trainer = std::make_unique<Trainer>(comm, small_model(c.tied), config, run.recompute, kB, kT, 0);
     trainer->choose_products(process);
     trainer->zero.init_params(5, trainer->config.num_layers);
     trainer->zero.start_optimizer();
@@ -98,7 +120,7 @@ struct Oracle {
 Oracle make_oracle(const Process& process, const Case& c) {
     Process alone;
     const Communicator comm(alone);
-    const auto trainer = make_trainer(alone, comm, c, 0, false, false, 1);
+    const auto trainer = make_trainer(alone, comm, {c.tied, c.bucket_mb, 1}, {.stage = 0, .overlap = false});
     const size_t total = logical_count(trainer->table);
     Oracle oracle;
     oracle.sum.assign(total, 0);
@@ -114,7 +136,7 @@ Oracle make_oracle(const Process& process, const Case& c) {
         part.inputs += static_cast<size_t>(m) * kB * kT;
         part.targets += static_cast<size_t>(m) * kB * kT;
         part.sorted_positions += static_cast<size_t>(m) * kB * kT;
-        oracle.loss += add_micro_batch_gradients(*trainer, part, &oracle.sum, &oracle.magnitude);
+        oracle.loss += add_chunked_gradients(*trainer, part, c.chunks, &oracle.sum, &oracle.magnitude);
     }
     MPI_Allreduce(MPI_IN_PLACE, oracle.sum.data(), static_cast<int>(total), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, oracle.magnitude.data(), static_cast<int>(total), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
@@ -123,68 +145,160 @@ Oracle make_oracle(const Process& process, const Case& c) {
     return oracle;
 }
 
-void check_first_step(Check& check, const Process& process, const Communicator& comm, const Case& c, int stage, bool overlap, bool sync_every, const Oracle& oracle) {
-    const auto trainer = make_trainer(process, comm, c, stage, overlap, sync_every, c.micro_steps);
-    HostBatch batch(trainer->tokens_per_step());
-    for (int m = 0; m < c.micro_steps; ++m) fill_micro_batch(batch.buffers(), static_cast<size_t>(m) * kB * kT, c, trainer->config, 0, process, m);
-    trainer->queue_step({0, 1e-2, 0.5, 77, 0}, batch.buffers());
-    const StepState state = trainer->read_state();
-    const std::string what = format("%s, stage %d%s%s", text(c).c_str(), stage, overlap ? "" : ", no overlap", sync_every ? ", sync every micro-step" : "");
-    check_gradients(check, *trainer, state.grad_norm, oracle.sum, oracle.magnitude, what);
-    // The same fp32 losses summed in double in another order, then one rounding to float.
-    check.expect(std::fabs(state.loss - oracle.loss) <= 0x1p-23 * oracle.loss, format("%s: loss %.8g, mean over all micro-batches %.8g", what.c_str(), state.loss, oracle.loss));
+// The micro-batches of a step, in one batch.
+std::unique_ptr<HostBatch> make_batch(const Trainer& trainer, const Process& process, const Case& c, int step) {
+    auto batch = std::make_unique<HostBatch>(trainer.tokens_per_step());
+    for (int m = 0; m < c.micro_steps; ++m) fill_micro_batch(batch->buffers(), static_cast<size_t>(m) * kB * kT, c, trainer.config, step, process, m);
+    return batch;
 }
 
-Outcome run_steps(Check& check, const Process& process, const Communicator& comm, const Case& c, int stage, bool overlap, bool sync_every) {
-    const auto trainer = make_trainer(process, comm, c, stage, overlap, sync_every, c.micro_steps);
+StepInputs inputs_of(int step, int slot) { return {step, 1e-2, 0.5, 77, slot}; }
+
+void check_first_step(Check& check, const Process& process, const Communicator& comm, const Case& c, const Run& run, const Oracle& oracle) {
+    const auto trainer = make_trainer(process, comm, c, run);
+    trainer->queue_step(inputs_of(0, 0), make_batch(*trainer, process, c, 0)->buffers());
+    const StepState state = trainer->read_state();
+    const std::string what = text(c, run);
+    check_gradients(check, *trainer, state.grad_norm, oracle.sum, oracle.magnitude, what);
+    // The same fp32 losses summed in double in another order, then one rounding to float. Where a chunk's product sums in another order, a logit may come out as
+    // its neighbour, and a loss moves by at most as much: here logits stay below 1.
+    const double allowed = 0x1p-23 * oracle.loss + (c.chunks > 1 ? 2 * kRoundoff<floatX> : 0.0);
+    check.expect(std::fabs(state.loss - oracle.loss) <= allowed, format("%s: loss %.8g, mean over all micro-batches %.8g", what.c_str(), state.loss, oracle.loss));
+}
+
+// Everything that must be equal to the bit, after steps whose results lie in slots [0, steps).
+Outcome outcome_of(Check& check, const Process& process, Trainer& trainer, int steps, const std::string& what) {
+    trainer.zero.synchronize();
+    Outcome outcome;
+    for (int slot = 0; slot < steps; ++slot) {
+        outcome.losses.push_back(trainer.read_back[slot].loss);
+        outcome.norms.push_back(trainer.read_back[slot].grad_norm);
+    }
+    outcome.params = gather_bits(trainer, [](const ZeroEngine::Owned& owned) { return owned.params; });
+    outcome.master = gather_bits(trainer, [&](const ZeroEngine::Owned& owned) { return trainer.zero.master() + owned.state_begin; });
+    outcome.m = gather_bits(trainer, [&](const ZeroEngine::Owned& owned) { return trainer.zero.first_moments() + owned.state_begin; });
+    outcome.v = gather_bits(trainer, [&](const ZeroEngine::Owned& owned) { return trainer.zero.second_moments() + owned.state_begin; });
+    // Every rank's whole parameters, its own slices or not, must be the same.
+    const std::string mine = hash_parameters(trainer.zero, trainer.stream);
+    check.expect(mine == gather_texts(process, mine)[0], what + ": all ranks read the same parameters");
+    return outcome;
+}
+
+Outcome run_steps(Check& check, const Process& process, const Communicator& comm, const Case& c, const Run& run) {
+    const auto trainer = make_trainer(process, comm, c, run);
     // All steps are queued before any is read, as the trainer queues ahead: nothing but the engine's own events orders their work.
     static_assert(kSteps <= kStepSlots);
     std::vector<std::unique_ptr<HostBatch>> batches;
     for (int step = 0; step < kSteps; ++step) {
-        batches.push_back(std::make_unique<HostBatch>(trainer->tokens_per_step()));
-        const BatchBuffers batch = batches.back()->buffers();
-        for (int m = 0; m < c.micro_steps; ++m) fill_micro_batch(batch, static_cast<size_t>(m) * kB * kT, c, trainer->config, step, process, m);
-        trainer->queue_step({step, 1e-2, 0.5, 77, step}, batch);
+        batches.push_back(make_batch(*trainer, process, c, step));
+        trainer->queue_step(inputs_of(step, step), batches.back()->buffers());
     }
-    trainer->zero.synchronize();
-    Outcome outcome;
-    for (int step = 0; step < kSteps; ++step) {
-        outcome.losses.push_back(trainer->read_back[step].loss);
-        outcome.norms.push_back(trainer->read_back[step].grad_norm);
-    }
-    outcome.params = gather_bits(*trainer, trainer->zero.params(), false);
-    outcome.master = gather_bits(*trainer, trainer->zero.master(), true);
-    outcome.m = gather_bits(*trainer, trainer->zero.first_moments(), true);
-    outcome.v = gather_bits(*trainer, trainer->zero.second_moments(), true);
-    // Every rank's whole parameters, its own slices or not, must be the same.
-    std::vector<floatX> mine(trainer->zero.layout().total_count), root;
-    CUDA_CHECK(cudaMemcpyAsync(mine.data(), trainer->zero.params(), mine.size() * sizeof(floatX), cudaMemcpyDeviceToHost, trainer->stream));
-    CUDA_CHECK(cudaStreamSynchronize(trainer->stream));
-    root = mine;
-    MPI_Bcast(root.data(), static_cast<int>(root.size() * sizeof(floatX)), MPI_BYTE, 0, MPI_COMM_WORLD);
-    check.expect(memcmp(root.data(), mine.data(), mine.size() * sizeof(floatX)) == 0, format("%s, stage %d: all ranks hold the same parameters", text(c).c_str(), stage));
-    return outcome;
+    return outcome_of(check, process, *trainer, kSteps, text(c, run));
 }
 
 void run_case(Check& check, const Process& process, const Communicator& comm, const Case& c) {
     const Oracle oracle = make_oracle(process, c);
-    const auto outcome = [&](int stage, bool overlap, bool sync_every = false) {
-        check_first_step(check, process, comm, c, stage, overlap, sync_every, oracle);
-        return run_steps(check, process, comm, c, stage, overlap, sync_every);
-    };
-    const Outcome stage0 = outcome(0, true), stage1 = outcome(1, true), stage2 = outcome(2, true);
+    const auto steps = [&](const Run& run) { return run_steps(check, process, comm, c, run); };
+    Outcome stages[4];
+    for (int stage = 0; stage < 4; ++stage) {
+        check_first_step(check, process, comm, c, {.stage = stage}, oracle);
+        stages[stage] = steps({.stage = stage});
+    }
     // For comparing runs of this program: with overlap, delayed streams, protected memory, any schedule, the bits must be these.
-    if (process.rank == 0) printf("bits   %s: %s %s\n", text(c).c_str(), stage1.hash().c_str(), stage2.hash().c_str());
+    if (process.rank == 0) printf("bits   %s: %s %s\n", text(c).c_str(), stages[1].hash().c_str(), stages[3].hash().c_str());
     bool moved = true;
-    for (int step = 0; step < kSteps; ++step) moved = moved && stage0.norms[step] > 0 && std::isfinite(stage0.losses[step]);
+    for (int step = 0; step < kSteps; ++step) moved = moved && stages[0].norms[step] > 0 && std::isfinite(stages[0].losses[step]);
     check.expect(moved, text(c) + ": there is something to compare");
-    check.expect(stage0 == stage1, text(c) + ": stage 1 equals stage 0 to the bit");
-    // With several micro-steps stage 2 adds in another order, even in fp32.
-    if (c.micro_steps == 1) check.expect(stage1 == stage2, text(c) + ": stage 2 equals stage 1 to the bit");
-    check.expect(outcome(1, true, true) == stage2, text(c) + ": stage 1 with sync every micro-step equals stage 2 to the bit");
-    check.expect(outcome(0, true, true) == stage2, text(c) + ": stage 0 with sync every micro-step equals stage 2 to the bit");
-    for (const int stage : {0, 1, 2}) {
-        check.expect(outcome(stage, false) == (stage == 0 ? stage0 : stage == 1 ? stage1 : stage2), format("%s: stage %d without overlap equals it with overlap", text(c).c_str(), stage));
+    check.expect(stages[0] == stages[1], text(c) + ": stage 1 equals stage 0 to the bit");
+    check.expect(stages[2] == stages[3], text(c) + ": stage 3 equals stage 2 to the bit");
+    // With several micro-steps stages 2 and 3 add in another order, even in fp32.
+    if (c.micro_steps == 1) check.expect(stages[1] == stages[2], text(c) + ": stage 2 equals stage 1 to the bit");
+    for (int stage = 0; stage < 4; ++stage) {
+        check.expect(steps({.stage = stage, .overlap = false}) == stages[stage], text(c, {.stage = stage}) + ": without overlap equal to the bit");
+    }
+    for (const int stage : {0, 1}) {
+        check.expect(steps({.stage = stage, .sync_every = true}) == stages[2], text(c, {.stage = stage, .sync_every = true}) + ": equals stage 2 to the bit");
+    }
+}
+
+void check_recompute(Check& check, const Process& process, const Communicator& comm, const Case& c) {
+    const Outcome kept = run_steps(check, process, comm, c, {.stage = 1});
+    for (const Recompute level : {Recompute::kNorm, Recompute::kFfn, Recompute::kBlock}) {
+        for (const int stage : {1, 3}) {
+            const Run run = {.stage = stage, .recompute = level};
+            check.expect(run_steps(check, process, comm, c, run) == kept, text(c, run) + ": equals everything kept to the bit");
+        }
+    }
+}
+
+// Step 1 of three meets a NaN in the gradients of one micro-step of the last rank. The others must not notice more than a step that is left out.
+void check_skip(Check& check, const Process& process, const Communicator& comm, const Case& c, int stage, int bad_micro_step) {
+    const Run run = {.stage = stage};
+    const std::string what = format("%s, NaN on one rank in micro-step %d", text(c, run).c_str(), bad_micro_step);
+    const auto expected = make_trainer(process, comm, c, run), trainer = make_trainer(process, comm, c, run);
+    std::vector<std::unique_ptr<HostBatch>> batches;
+    for (int step = 0; step < 3; ++step) batches.push_back(make_batch(*trainer, process, c, step));
+    expected->queue_step(inputs_of(0, 0), batches[0]->buffers());
+    expected->queue_step(inputs_of(2, 1), batches[2]->buffers());
+    trainer->queue_step(inputs_of(0, 0), batches[0]->buffers());
+    const bool poisons = process.rank == process.ranks - 1;
+    trainer->begin_step(inputs_of(1, 1), batches[1]->buffers());
+    for (const ScheduleOp& op : trainer->zero.schedule().step) {
+        trainer->queue(op);
+        if (op.kind != OpKind::kHead || op.micro_step != bad_micro_step || !poisons) continue;
+        // The gradient that leaves the head: a float's NaN pattern is one of two bf16 numbers as well.
+        CUDA_CHECK(cudaMemsetAsync(trainer->model.d_residual(), 0xff, 16, trainer->stream));
+    }
+    trainer->end_step(1);
+    trainer->queue_step(inputs_of(2, 2), batches[2]->buffers());
+    trainer->zero.synchronize();
+    const StepState skipped = trainer->read_back[1], after = trainer->read_back[2], other = expected->read_back[1];
+    check.expect(skipped.skip == 1 && !std::isfinite(skipped.grad_norm) && skipped.skipped_total == 1 && skipped.skipped_in_row == 1 && skipped.applied_steps == 1, what + ": every rank skips the step and counts it");
+    check.expect(after.skip == 0 && after.skipped_in_row == 0 && after.skipped_total == 1 && after.applied_steps == 2, what + ": the next step is made");
+    check.expect(after.loss == other.loss && after.grad_norm == other.grad_norm, what + ": the next step sees the weights as they were");
+    Outcome got = outcome_of(check, process, *trainer, 0, what), want = outcome_of(check, process, *expected, 0, what);
+    check.expect(got == want, what + ": weights, master weights and moments are those of a run without that step");
+}
+
+void flip_bit(void* address, cudaStream_t stream) {
+    unsigned char byte = 0;
+    CUDA_CHECK(cudaMemcpyAsync(&byte, address, 1, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    byte ^= 1;
+    CUDA_CHECK(cudaMemcpyAsync(address, &byte, 1, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+std::string replica_error(Trainer& trainer) {
+    try {
+        check_replicas(trainer, /*timeout_seconds=*/60);
+    } catch (const AgreedError& error) {
+        return error.what();
+    }
+    return "";
+}
+
+// A bit flipped in the last rank's copy of what every rank holds, then flipped back.
+void check_flip(Check& check, const Process& process, const Communicator& comm, const Case& c, int stage) {
+    const auto trainer = make_trainer(process, comm, c, {.stage = stage});
+    const size_t b = trainer->zero.layout().buckets.size() - 1;
+    const ZeroEngine::Owned owned = trainer->zero.owned_by_this_rank(b);
+    const std::string what = format("%s, stage %d", text(c).c_str(), stage);
+    check.expect(replica_error(*trainer).empty(), what + ": replicas are equal at the start");
+    const struct { const char* name; void* address; bool replicated; } arrays[] = {
+        {"weights", owned.params, stage < 3}, {"fp32 master weights", const_cast<float*>(trainer->zero.master()) + owned.state_begin, stage == 0},
+        {"second moments", const_cast<float*>(trainer->zero.second_moments()) + owned.state_begin, stage == 0}};
+    for (const auto& array : arrays) {
+        if (process.rank == process.ranks - 1) flip_bit(array.address, trainer->stream);
+        const std::string message = replica_error(*trainer);
+        if (process.rank == process.ranks - 1) flip_bit(array.address, trainer->stream);
+        if (process.ranks == 1 || !array.replicated) {
+            check.expect(message.empty(), format("%s: there is one copy of the %s only", what.c_str(), array.name));
+            continue;
+        }
+        const std::string where = format("%s in bucket %zu (%s", array.name, b, trainer->table.units[trainer->zero.layout().buckets[b].first_unit].name.c_str());
+        const std::string who = process.ranks == 2 ? "no majority" : format("rank %d does not", process.ranks - 1);
+        check.expect(message.find(where) != std::string::npos && message.find(who) != std::string::npos, format("%s: a flipped bit is found: %s", what.c_str(), message.substr(0, 90).c_str()));
     }
 }
 
@@ -198,11 +312,23 @@ int main(int argc, char** argv) {
         Check check{process};
         for (const bool tied : {false, true}) {
             for (const double bucket_mb : {0.0, 25.0}) {
-                run_case(check, process, comm, {tied, bucket_mb, 1, Signal::kAll});
-                run_case(check, process, comm, {tied, bucket_mb, 4, Signal::kAll});
+                run_case(check, process, comm, {tied, bucket_mb, 1});
+                run_case(check, process, comm, {tied, bucket_mb, 4});
                 if (quick) continue;
                 run_case(check, process, comm, {tied, bucket_mb, 4, Signal::kFirst});
                 run_case(check, process, comm, {tied, bucket_mb, 4, Signal::kLast});
+            }
+            for (const int micro_steps : {1, 4}) {
+                run_case(check, process, comm, {.tied = tied, .bucket_mb = 0, .micro_steps = micro_steps, .chunks = 3, .fp32_gradients = micro_steps == 1});
+                if (quick) continue;
+                run_case(check, process, comm, {.tied = tied, .bucket_mb = 0, .micro_steps = micro_steps, .chunks = 2});
+                run_case(check, process, comm, {.tied = tied, .bucket_mb = 0.02, .micro_steps = micro_steps, .fp32_gradients = true});
+            }
+            check_recompute(check, process, comm, {tied, 0.0, 1});
+            for (const int stage : {0, 1, 2, 3}) {
+                check_skip(check, process, comm, {tied, 0.0, 1}, stage, 0);
+                check_skip(check, process, comm, {tied, 0.0, 4}, stage, tied ? 3 : 1);
+                check_flip(check, process, comm, {tied, 0.0, 1}, stage);
             }
         }
         if (process.rank == 0) printf("%d passed, %d failed\n", check.passed, check.failed);

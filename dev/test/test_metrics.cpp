@@ -72,7 +72,7 @@ TEST(MetricsWriter, WritesWholeLinesAtOnce) {
     metrics.write(JsonLine("event").add("step", 8).add("event", "skip"));
     const std::vector<json> lines = lines_of(metrics.path());
     ASSERT_EQ(lines.size(), 3u);
-    for (const char* field : {"step", "epoch", "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "mfu_measured", "skipped", "mem_bytes", "data_ms", "exposed_comm_ms", "forward_ms", "loss_ms", "backward_ms", "update_ms"})
+    for (const char* field : {"step", "epoch", "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "mfu_measured", "skipped", "mem_bytes", "data_ms", "exposed_comm_ms", "comm_bytes", "forward_ms", "head_ms", "backward_ms", "update_ms"})
         EXPECT_TRUE(lines[0].contains(field)) << field;
     EXPECT_EQ(lines[0]["kind"], "train");
     EXPECT_EQ(lines[0]["loss"], 2.5);

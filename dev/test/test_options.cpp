@@ -56,8 +56,8 @@ TEST(Options, EveryOptionThatWorksReachesItsField) {
                              "--vocab-size", "1000", "--max-seq-len", "256", "--rope-theta", "5e5", "--norm-eps", "1e-6", "--untied", "--qkv-bias", "--qk-norm",
                              "--train-data", "a*.bin", "--val-data", "b*.bin", "--seq-len", "64", "--micro-batch", "3", "--total-batch", "1536", "--seed", "18446744073709551615",
                              "--show-batch", "5", "--steps", "77", "--lr", "1e-3", "--warmup", "7", "--schedule", "wsd", "--final-lr-frac", "0", "--beta1", "0.8", "--beta2", "0.99",
-                             "--eps", "1e-6", "--weight-decay", "0", "--clip", "0", "--max-skipped", "4", "--zero-stage", "2", "--bucket-mb", "0.5", "--no-overlap",
-                             "--sync-every-micro-step", "--comm-timeout", "30", "--device-memory", "24GiB", "--recompute", "none", "--lmhead-chunks", "1", "--grad-dtype", "bf16",
+                             "--eps", "1e-6", "--weight-decay", "0", "--clip", "0", "--max-skipped", "4", "--zero-stage", "3", "--bucket-mb", "0.5", "--no-overlap",
+                             "--sync-every-micro-step", "--comm-timeout", "30", "--device-memory", "24GiB", "--recompute", "ffn", "--lmhead-chunks", "4", "--grad-dtype", "fp32",
                              "--val-every", "9", "--val-batches", "8", "--sample-every", "11", "--sample-tokens", "12", "--prompt", "two words", "--temperature", "0", "--top-k", "5",
                              "--top-p", "0.5", "--out", "here"});
     const ModelConfig c = model_of(o);
@@ -92,7 +92,10 @@ TEST(Options, EveryOptionThatWorksReachesItsField) {
     EXPECT_EQ(o.weight_decay, 0.0);
     EXPECT_EQ(o.clip, 0.0);
     EXPECT_EQ(o.max_skipped, 4);
-    EXPECT_EQ(o.zero_stage, 2);
+    EXPECT_EQ(o.zero_stage, 3);
+    EXPECT_EQ(o.recompute, "ffn");
+    EXPECT_EQ(o.lmhead_chunks, 4);
+    EXPECT_EQ(o.grad_dtype, "fp32");
     EXPECT_EQ(o.bucket_mb, 0.5);
     EXPECT_FALSE(o.overlap());
     EXPECT_EQ(o.sync_every_micro_step, 1);
@@ -116,14 +119,12 @@ TEST(Options, EveryOptionThatWorksReachesItsField) {
 
 TEST(Options, WhatIsNotBuiltIsRefusedByName) {
     const std::vector<std::vector<std::string>> given = {
-        {"--zero-stage", "3"}, {"--recompute", "norm"}, {"--recompute", "ffn"}, {"--recompute", "block"}, {"--lmhead-chunks", "2"}, {"--grad-dtype", "fp32"},
         {"--plan"}, {"--ranks", "4"}, {"--link", "50"}, {"--params", "4e9"}, {"--grad-accum", "2"}, {"--step-seconds", "1"}, {"--price", "2"}, {"--resume", "auto"},
         {"--allow-change", "lr"}, {"--save-every", "100"}, {"--save-minutes", "5"}, {"--save-mode", "stream"}, {"--keep", "3"}, {"--generate"}, {"--profile"},
         {"--check-collectives"}, {"--model", "some/folder"}};
     for (const auto& words : given) refused(words, {words[0], "not available yet"});
     refused({"--model", "x"}, {"--from-config"});
-    refused({"--zero-stage", "3"}, {"use 2"});
-    EXPECT_NO_THROW(parse({"--plan=false", "--recompute", "none"}));
+    EXPECT_NO_THROW(parse({"--plan=false"}));
 }
 
 TEST(Options, UnknownOptionsSuggestTheNearest) {
@@ -234,7 +235,7 @@ TEST(Options, AConfigFileTakesTheSameNamesAndTheCommandLineWins) {
     bad("prompt = two words\n", {path, "prompt"});
     bad("lr = [1, 2]\n", {path, "`lr`", "2 values"});
     bad("config = other\n", {path, "config"});
-    bad("zero-stage = 3\n", {path, "zero-stage", "not available yet"});
+    bad("keep = 3\n", {path, "keep", "not available yet"});
     bad("help = true\n", {path, "help"});
     write_file(path, "epochs = 1\nsteps = 2\n");
     refused({"--config", path}, {"--steps", "--epochs", "exclude"});
@@ -271,6 +272,23 @@ TEST(Options, TheStartUpPrintShowsWhatIsSet) {
     EXPECT_FALSE(names.count("epochs") || names.count("num-layers") || names.count("resume") || names.count("keep") || names.count("plan"));
     for (const OptionRow& row : option_rows(parse({"--num-layers", "3", "--epochs", "2", "--tied"}))) names.insert(row.name);
     EXPECT_TRUE(names.count("epochs") && names.count("num-layers") && names.count("tied"));
+}
+
+TEST(Options, ChunksOfTheHeadDivideTheRowsOfAMicroBatch) {
+    const std::vector<std::string> rows_48 = {"--micro-batch", "4", "--seq-len", "12", "--lmhead-chunks"};
+    for (const char* chunks : {"1", "2", "3", "16", "48"}) {
+        std::vector<std::string> words = rows_48;
+        words.push_back(chunks);
+        Options o = parse(words);
+        EXPECT_NO_THROW(model_config_from_options(o)) << chunks;
+    }
+    const struct { const char *chunks, *advice; } refusals[] = {{"5", "try 4 or 6"}, {"13", "try 12 or 16"}, {"49", "try 48"}};
+    for (const auto& refusal : refusals) {
+        std::vector<std::string> words = rows_48;
+        words.push_back(refusal.chunks);
+        Options o = parse(words);
+        expect_error<UsageError>([&] { model_config_from_options(o); }, {std::string("--lmhead-chunks ") + refusal.chunks, "micro-batch 4 x seq-len 12 = 48 rows", refusal.advice});
+    }
 }
 
 TEST(BatchPlan, DividesOrNamesTheNearestTotals) {

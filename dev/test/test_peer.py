@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PEER, LIBRARY = ROOT / "dev/gpu/peer_torch.py", ROOT / "dev/gpu/library_bench.py"
 SMALL_MODEL = ROOT / "dev/reference/qwen2/config.json"
 TORCH_PYTHON = os.environ.get("LLMZERO_TORCH", "")
-# Kernels of a few bytes that PyTorch has nothing to set beside.
-NO_COUNTERPART = {"count_valid_targets", "set_inv_valid", "decide_step"}
+# Kernels of a few bytes, or of whole numbers, that PyTorch has nothing to set beside.
+NO_COUNTERPART = {"count_valid_targets", "set_inv_valid", "decide_step", "checksum", "checksum_fp32"}
 
 
 def start(program: Path, *options: Any, python: str = sys.executable, path: str = "") -> subprocess.Popen:

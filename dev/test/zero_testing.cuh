@@ -23,15 +23,18 @@ struct Check {
     }
 };
 
-// Elements of a rank's own slices put at their logical positions, zero elsewhere, then merged over ranks: the whole state, independent of stage.
-template <class T>
-inline std::vector<uint32_t> gather_bits(const Trainer& trainer, const T* values, bool by_state) {
+// Elements of a rank's own slices put at their logical positions, zero elsewhere, then merged over ranks: the whole state, independent of stage. owned_values(owned)
+// gives the first element of what this rank owns of a bucket.
+template <class OwnedValues>
+inline std::vector<uint32_t> gather_bits(const Trainer& trainer, OwnedValues&& owned_values) {
     std::vector<uint32_t> bits(logical_count(trainer.table), 0);
     for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
         const Bucket& bucket = trainer.zero.layout().buckets[b];
         const ZeroEngine::Owned owned = trainer.zero.owned_by_this_rank(b);
+        const auto* values = owned_values(owned);
+        using T = std::remove_cv_t<std::remove_pointer_t<decltype(values)>>;
         std::vector<T> own(owned.count);
-        CUDA_CHECK(cudaMemcpyAsync(own.data(), values + (by_state ? owned.state_begin : owned.begin), owned.count * sizeof(T), cudaMemcpyDeviceToHost, trainer.stream));
+        CUDA_CHECK(cudaMemcpyAsync(own.data(), values, owned.count * sizeof(T), cudaMemcpyDeviceToHost, trainer.stream));
         CUDA_CHECK(cudaStreamSynchronize(trainer.stream));
         for (size_t i = 0; i < owned.count; ++i) {
             const size_t in_bucket = owned.begin - bucket.begin + i;
@@ -51,39 +54,87 @@ inline void set_valid_tokens(Trainer& trainer, unsigned long long valid) {
     CUDA_CHECK(cudaMemcpyAsync(&trainer.state->inv_valid_tokens, &inv_valid, sizeof(float), cudaMemcpyHostToDevice, trainer.stream));
 }
 
-// One micro-batch on a one-rank trainer of one micro-step: adds its gradients and their magnitudes, in double, by logical position. Returns its sum of losses.
-inline double add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude) {
+// Where the head's weight lies, by logical position: first element, number of elements.
+inline std::pair<size_t, size_t> head_weight(const Trainer& trainer) {
+    const Parameter& p = trainer.table.find(trainer.table.tied ? "model.embed_tokens.weight" : "lm_head.weight");
+    return {trainer.table.units[p.unit].logical_begin + p.offset, p.stored_count()};
+}
+
+// One micro-batch on a one-rank trainer of one micro-step and one chunk: adds its gradients and their magnitudes, in double, by logical position. Returns its sum
+// of losses. weight_part: receives the gradient of the head's weight that comes from the head alone (a tied weight's other part comes from the embedding).
+inline double add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude, std::vector<float>* weight_part = nullptr) {
     trainer.copy_ids(batch, static_cast<size_t>(trainer.B) * trainer.T);
-    trainer.zero.begin_micro_step(0, trainer.state);
-    trainer.model.forward(trainer.zero, trainer.inputs, trainer.B, trainer.T);
-    trainer.model.loss_and_logit_gradients(trainer.targets, &trainer.state->inv_valid_tokens, trainer.B, trainer.T);
+    trainer.phases.begin_step(0);
     double loss_sum = 0;
-    for (const float loss : read_floats(trainer.model.losses(), static_cast<size_t>(trainer.B) * trainer.T, trainer.stream)) loss_sum += loss;
-    trainer.model.backward(trainer.zero, trainer.inputs, trainer.sorted_positions);
+    const auto [weight_begin, weight_count] = head_weight(trainer);
+    for (const ScheduleOp& op : trainer.zero.schedule().step) {
+        if (op.kind == OpKind::kCountTargets || op.kind == OpKind::kDecide || op.kind == OpKind::kStep) continue;
+        if (op.kind != OpKind::kHead) {
+            trainer.queue(op);
+            continue;
+        }
+        // As Trainer::queue does it, with the number of valid targets that set_valid_tokens() gave.
+        trainer.model.head_forward_backward(trainer.zero, trainer.targets, &trainer.state->inv_valid_tokens);
+        for (const float loss : read_floats(trainer.model.losses(), static_cast<size_t>(trainer.B) * trainer.T, trainer.stream)) loss_sum += loss;
+        if (weight_part && trainer.table.tied) *weight_part = read_floats(trainer.zero.open_gradients(trainer.table.embedding_unit()), weight_count, trainer.stream);
+    }
+    trainer.phases.enter(nullptr);
     for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
         const Bucket& bucket = trainer.zero.layout().buckets[b];
-        const std::vector<float> own = read_floats(trainer.zero.owned_by_this_rank(b).gradients, bucket.unit_count, trainer.stream);
+        const std::vector<float> own = trainer.zero.read_gradients(b, 0, bucket.unit_count);
         for (size_t i = 0; i < own.size(); ++i) {
             (*sum)[bucket.logical_begin + i] += own[i];
             (*magnitude)[bucket.logical_begin + i] += std::fabs(own[i]);
         }
+        if (!weight_part || trainer.table.tied || weight_begin < bucket.logical_begin || weight_begin >= bucket.logical_begin + bucket.unit_count) continue;
+        weight_part->assign(own.begin() + (weight_begin - bucket.logical_begin), own.begin() + (weight_begin - bucket.logical_begin + weight_count));
     }
+    return loss_sum;
+}
+
+// The same for a head in `chunks` parts: its weight's gradient comes in as many addends, each what a micro-batch gives in which only the chunk's targets count.
+inline double add_chunked_gradients(Trainer& trainer, const BatchBuffers& batch, int chunks, std::vector<double>* sum, std::vector<double>* magnitude) {
+    std::vector<float> whole;
+    const double loss_sum = add_micro_batch_gradients(trainer, batch, sum, magnitude, &whole);
+    if (chunks == 1) return loss_sum;
+    const size_t begin = head_weight(trainer).first, rows = static_cast<size_t>(trainer.B) * trainer.T / chunks;
+    for (size_t i = 0; i < whole.size(); ++i) {  // what is left is the embedding's part
+        (*sum)[begin + i] -= whole[i];
+        (*magnitude)[begin + i] += trainer.table.tied ? std::fabs(whole[i]) : -std::fabs(whole[i]);
+    }
+    const std::vector<int> targets(batch.targets, batch.targets + rows * chunks);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (size_t row = 0; row < targets.size(); ++row) batch.targets[row] = row / rows == static_cast<size_t>(chunk) ? targets[row] : -1;
+        std::vector<double> unused_sum(sum->size()), unused_magnitude(sum->size());
+        std::vector<float> part;
+        add_micro_batch_gradients(trainer, batch, &unused_sum, &unused_magnitude, &part);
+        for (size_t i = 0; i < part.size(); ++i) {
+            (*sum)[begin + i] += part[i];
+            (*magnitude)[begin + i] += std::fabs(part[i]);
+        }
+    }
+    std::copy(targets.begin(), targets.end(), batch.targets);
     return loss_sum;
 }
 
 // This rank's reduced gradients and the logged norm against the sum of every micro-batch's own gradients.
 inline void check_gradients(Check& check, const Trainer& trainer, float grad_norm, const std::vector<double>& sum, const std::vector<double>& magnitude,
                      const std::string& what) {
-    // On its way an addend meets at most micro_steps - 1 stochastic roundings (twice the roundoff each) and N - 1 hops of the ring, in either order;
-    // every partial sum is at most the sum of magnitudes, grown by the roundings so far.
-    const double roundings = 2.0 * (trainer.micro_steps - 1) + (trainer.comm.size() - 1);
-    const double factor = std::expm1(roundings * std::log1p(kRoundoff<floatX>));
+    // On its way an addend meets at most micro_steps * chunks - 1 stochastic roundings (twice the roundoff each) and N - 1 hops of the ring, in either order;
+    // every partial sum is at most the sum of magnitudes, grown by the roundings so far. In fp32 the roundings are fp32's.
+    const ZeroConfig& config = trainer.zero.config();
+    const double u = config.fp32_gradients ? kRoundoff<float> : kRoundoff<floatX>;
+    const double roundings = 2.0 * (trainer.micro_steps * config.lmhead_chunks - 1) + (trainer.comm.size() - 1);
+    // A chunk's addend is the product of fewer rows than the oracle's, which may be summed in another order and then rounded to the neighbour (twice the
+    // roundoff); a tied embedding's own part is known as a difference of two rounded numbers.
+    const double addends = config.lmhead_chunks > 1 ? 2.0 + 2.0 : 0.0;
+    const double factor = std::expm1(roundings * std::log1p(u) + addends * std::log1p(kRoundoff<floatX>));
     size_t wrong = 0, compared = 0;
     double largest = 0;
     for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
         const Bucket& bucket = trainer.zero.layout().buckets[b];
         const ZeroEngine::Owned owned = trainer.zero.owned_by_this_rank(b);
-        const std::vector<float> own = read_floats(owned.gradients, owned.count, trainer.stream);
+        const std::vector<float> own = trainer.zero.read_gradients(b, 0, owned.count);
         for (size_t i = 0; i < own.size(); ++i) {
             const size_t in_bucket = owned.begin - bucket.begin + i;
             const bool padding = in_bucket >= bucket.unit_count;
