@@ -4,11 +4,13 @@
 //
 // FP32 build: first loss within 1e-5 relative, every one of the ten losses within 1e-4, every gradient within 1e-4 relative L2 of the float32
 // reference. BF16 build: for every tensor the distance to the float32 reference may be at most twice that of PyTorch's own bf16 run.
-// It runs the step of train_gpt.cu itself. Exit status 0: all within; 1: not.
-#define LLMZERO_NO_MAIN
-#include "train_gpt.cu"
+// It runs the trainer's own step (llmc/trainer.cuh). Exit status 0: all within; 1: not.
+#include <cmath>
+#include <cstdio>
 
+#include "llmc/device_setup.cuh"
 #include "llmc/safetensors.h"
+#include "llmc/trainer.cuh"
 #include "llmc/weights.cuh"
 
 namespace {

@@ -23,16 +23,16 @@ public:
         const size_t bytes = count * sizeof(T);
         CHECK(bytes / sizeof(T) == count, "%s: %zu elements overflow a size", name, count);
         CHECK(limit_bytes_ == 0 || total_bytes_ + bytes <= limit_bytes_,
-              "out of device memory: %s needs %.3f GB, but %.3f of the %.3f GB that --device-memory allows are taken; use a smaller --micro-batch, a higher "
-              "--zero-stage, or more ranks", name, bytes / 1e9, total_bytes_ / 1e9, limit_bytes_ / 1e9);
+              "out of device memory: %s needs %.3f GB, but %.3f of the %.3f GB that --device-memory allows are taken; %s", name, bytes / 1e9, total_bytes_ / 1e9, limit_bytes_ / 1e9,
+              kAdvice);
         void* address = nullptr;
         const cudaError_t status = cudaMalloc(&address, bytes);
         if (status == cudaErrorMemoryAllocation) {
             cudaGetLastError();  // not sticky: clear it
             size_t free_bytes = 0, device_bytes = 0;
             CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));
-            fail("out of device memory: %s needs %.3f GB, this program has taken %.3f GB already, and %.3f of the device's %.3f GB are free; use a smaller "
-                 "--micro-batch, a higher --zero-stage, or more ranks", name, bytes / 1e9, total_bytes_ / 1e9, free_bytes / 1e9, device_bytes / 1e9);
+            fail("out of device memory: %s needs %.3f GB, this program has taken %.3f GB already, and %.3f of the device's %.3f GB are free; %s", name, bytes / 1e9, total_bytes_ / 1e9,
+                 free_bytes / 1e9, device_bytes / 1e9, kAdvice);
         }
         CUDA_CHECK(status);
         total_bytes_ += bytes;
@@ -55,6 +55,8 @@ public:
     }
 
 private:
+    static constexpr const char* kAdvice = "use a higher --zero-stage, --recompute block, more --lmhead-chunks, a smaller --micro-batch, or more ranks";
+
     struct Allocation {
         std::string category, name;
         size_t bytes;

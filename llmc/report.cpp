@@ -94,7 +94,14 @@ std::string start_report(const StartInfo& info) {
               info.element_bytes == 2 ? "bf16" : "fp32", info.table.units.size(), info.layout.buckets.size(),
               format_bytes(info.layout.max_bucket_count * info.element_bytes).c_str());
     table.row("sharded", "%s", kSharded[options.zero_stage]);
-    table.row("sent", "%s a step by each rank", format_bytes(info.sent_bytes).c_str());
+    if (info.schedule.sharding.parameters) {
+        size_t gathered = 0;
+        for (const size_t count : info.schedule.slot_counts) gathered += count;
+        // A small model is few buckets, and then much of it is whole at once.
+        table.row("gathered at once", "%s of %s of parameters%s", format_bytes(gathered * info.element_bytes).c_str(), format_bytes(info.layout.total_count * info.element_bytes).c_str(),
+                  options.bucket_mb > 0 && 2 * gathered > info.layout.total_count ? "; a smaller --bucket-mb (0: a layer at a time) holds less" : "");
+    }
+    table.row("sent", "%s a step by each rank", format_bytes(info.schedule.step_sent_bytes()).c_str());
 
     table.title("batch");
     table.row("tokens a step", "%lld = micro-batch %d x seq-len %d x %d micro-step(s) x %zu rank(s)", info.batch.tokens_per_step, options.micro_batch, options.seq_len,

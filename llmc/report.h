@@ -10,6 +10,7 @@
 #include "llmc/model_config.h"
 #include "llmc/options.h"
 #include "llmc/param_table.h"
+#include "llmc/schedule.h"
 
 // Floating-point operations of one trained token (forward and backward): 6 a weight of every matrix product, the head included and the
 // embedding lookup not, plus attention at half of T x T, since it is causal: 6 * L * NH * HD * T.
@@ -30,10 +31,10 @@ struct StartInfo {
     const std::vector<std::string>& ranks;  // host, process and device of each
     const ParamTable& table;
     const FlatLayout& layout;
+    const Schedule& schedule;
     const DataLoader& train;
     const ValLoader* val;                   // nullptr = no evaluation
     std::vector<std::pair<std::string, size_t>> memory;  // category, bytes on this rank's device
-    size_t sent_bytes;                      // by each rank in a step, by the schedule
     double product_flops;                   // measured, FLOP/s
     size_t element_bytes;                   // of a parameter
 };

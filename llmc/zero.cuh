@@ -381,7 +381,7 @@ private:
         size_t largest_unit = 0;
         for (size_t unit = 0; unit < units_.size(); ++unit) {
             if (is_tied_embedding(static_cast<int>(unit))) continue;
-            if (every_unit || (chunks && static_cast<int>(unit) == table_.head_unit())) largest_unit = std::max(largest_unit, table_.units[unit].count);
+            if (every_unit || (chunks && !table_.tied && static_cast<int>(unit) == table_.head_unit())) largest_unit = std::max(largest_unit, table_.units[unit].count);
         }
         staging_ = memory.allocate<floatX>("buffers", "gradient staging", largest_unit);
         if (table_.tied && (every_unit || chunks)) {

@@ -251,7 +251,7 @@ void check_skip(Check& check, const Process& process, const Communicator& comm, 
     }
     trainer->end_step(1);
     trainer->queue_step(inputs_of(2, 2), batches[2]->buffers());
-    trainer->zero.synchronize();
+    for (const auto& either : {&trainer, &expected}) (*either)->zero.synchronize();
     const StepState skipped = trainer->read_back[1], after = trainer->read_back[2], other = expected->read_back[1];
     check.expect(skipped.skip == 1 && !std::isfinite(skipped.grad_norm) && skipped.skipped_total == 1 && skipped.skipped_in_row == 1 && skipped.applied_steps == 1, what + ": every rank skips the step and counts it");
     check.expect(after.skip == 0 && after.skipped_in_row == 0 && after.skipped_total == 1 && after.applied_steps == 2, what + ": the next step is made");

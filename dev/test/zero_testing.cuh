@@ -1,10 +1,15 @@
 // What the multi-rank tests of the ZeRO engine share: the trainer itself, checks that all ranks agree on, state and gradients independent of who holds them.
 #pragma once
 
-#define LLMZERO_NO_MAIN
-#include "train_gpt.cu"
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
 
 #include "dev/test/roundoff.h"
+#include "llmc/device_setup.cuh"
+#include "llmc/evaluate.cuh"
+#include "llmc/weights.cuh"
 
 // Logical elements of the model: positions that depend on neither ranks nor buckets.
 inline size_t logical_count(const ParamTable& table) { return table.units.back().logical_begin + table.units.back().count; }
