@@ -218,7 +218,7 @@ C := build/cpu-BF16-clang
 A := build/cpu-BF16-asan
 T := build/cpu-BF16-tsan
 SHARDS      := 'data/python-stdlib/train_*.bin'
-THREE_STEPS := --steps 3 --warmup 1 --micro-batch 2 --seq-len 64 --total-batch 512 --zero-stage 2 --val-batches 2 --sample-every 0
+THREE_STEPS := --steps 3 --warmup 1 --micro-batch 2 --seq-len 64 --total-batch 512 --zero-stage 3 --bucket-mb 0 --recompute ffn --lmhead-chunks 2 --val-batches 2 --sample-every 0
 TSAN_RUN    := TSAN_OPTIONS=suppressions=hostcuda/tsan.supp:halt_on_error=1:ignore_noninstrumented_modules=1
 ASAN_RUN    := ASAN_OPTIONS=detect_leaks=0
 
@@ -237,7 +237,9 @@ $(foreach s,1 2 3 4 5,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $
 "run name=test_gpt-bf16 $(B)/test_gpt"
 "run name=test_gpt-fp32 $(F)/test_gpt"
 "run name=test_gpt-clang $(C)/test_gpt"
-$(foreach n,1 2 3 5 7,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
+$(foreach n,2 3,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
+$(foreach n,1 4 5 7,"mpi name=zero-bf16-$(n)-quick np=$(n) $(B)/dev/test/mpi_test_zero --quick")
+$(foreach n,2 4,"mpi name=accounts-$(n) np=$(n) $(B)/dev/test/mpi_test_accounts")
 "mpi name=zero-fp32-2 np=2 $(F)/dev/test/mpi_test_zero"
 "mpi name=zero-clang-2 np=2 $(C)/dev/test/mpi_test_zero --quick"
 "run name=zero-modes dev/test/same_bits.sh $(B)/dev/test/mpi_test_zero"
@@ -256,7 +258,8 @@ $(foreach t,$(notdir $(HOSTCUDA_TESTS)),"gtest name=hostcuda-$(t)-asan timeout=9
 $(foreach t,$(filter test_execution% test_runtime%,$(notdir $(HOSTCUDA_TESTS))),"gtest name=hostcuda-$(t)-tsan timeout=900 $(TSAN_RUN) build/host-tsan/hostcuda/test/$(t)")
 $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t)-asan $(ASAN_RUN) build/host-asan/dev/test/$(t)")
 "run name=nccl-asan $(ASAN_RUN) build/host-asan/hostcuda/test/mpi_test_nccl"
-$(foreach n,4 6,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
+$(foreach n,1 4 5 6 7,"mpi name=zero-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_zero")
+$(foreach n,1 3 5,"mpi name=accounts-$(n) np=$(n) $(B)/dev/test/mpi_test_accounts")
 $(foreach n,1 3 5,"mpi name=zero-fp32-$(n) np=$(n) $(F)/dev/test/mpi_test_zero")
 "run name=bench-fp32 $(F)/bench"
 "run name=bench-clang $(C)/bench"

@@ -234,7 +234,10 @@ public:
 
     // ---- are replicas equal? ----------------------------------------------------------------------------------------------------
     // How many checksums a rank gives: one a bucket for every array that is whole on every rank (parameters, then master weights and moments).
-    size_t checksum_count() const { return layout_.buckets.size() * (sharding().parameters ? 0 : sharding().optimizer ? 1 : 4); }
+    size_t checksum_count() const {
+        if (comm_.size() == 1 || sharding().parameters) return 0;  // there are no replicas
+        return layout_.buckets.size() * (sharding().optimizer ? 1 : 4);
+    }
 
     // Queues the checksums of every rank's replicas into out (N, checksum_count()); own (checksum_count()) is scratch. Collective.
     void queue_checksums(unsigned long long* out, unsigned long long* own) {

@@ -7,6 +7,7 @@ programs are replaced by shims, so that the whole takes a minute: ./train_gpt ru
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -90,9 +91,12 @@ def test_block(block: Block, copy: Path) -> None:
 
 
 def test_the_blocks_did_what_the_text_says(copy: Path) -> None:
-    for path in ("runs/quickstart/metrics.jsonl", "runs/mine/metrics.jsonl", "runs/stage2/log.rank2", "data/sums/decode.bin"):
+    for path in ("runs/quickstart/metrics.jsonl", "runs/mine/metrics.jsonl", "runs/stage3/log.rank2", "data/sums/decode.bin"):
         assert (copy / path).exists(), path
     assert list((copy / "data/sums").glob("*.mask"))
+    # doc/memory.md: every one of 16 micro-steps synchronised sends 16 times as much; 24 bytes are the count of targets and the norm, once a step.
+    sent = [json.loads((copy / f"runs/{name}/metrics.jsonl").read_text().splitlines()[0])["comm_bytes"] - 24 for name in ("every", "deferred")]
+    assert sent[0] == 16 * sent[1] > 0
 
 
 def test_links_lead_somewhere() -> None:
