@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "llmc/error.h"
 
@@ -19,33 +20,38 @@ struct Compute {
     bool needs(int bucket) const { return std::find(buckets.begin(), buckets.end(), bucket) != buckets.end(); }
 };
 
-// Which slots each bucket may lie in, and how large they are.
+// Which slots each bucket may lie in, and how large they are: those set apart take turns in the last one, the others share two, or have one each if they are
+// no more than two.
 struct Slots {
     std::vector<size_t> counts;
     std::vector<std::vector<int>> of_bucket;
 
-    Slots(const ParamTable& table, const FlatLayout& layout) {
-        const int num_buckets = static_cast<int>(layout.buckets.size()), head_bucket = layout.bucket_of_unit[table.head_unit()];
-        of_bucket.resize(num_buckets);
+    Slots(const FlatLayout& layout, const std::vector<int>& apart) {
+        const int num_buckets = static_cast<int>(layout.buckets.size()), num_others = num_buckets - static_cast<int>(apart.size()), last = std::min(2, num_others);
+        counts.assign(last + (apart.empty() ? 0 : 1), 0);
+        int other = 0;
         for (int b = 0; b < num_buckets; ++b) {
-            const bool own = num_buckets <= 2 || (table.tied && b == head_bucket);
-            if (own) continue;
-            of_bucket[b] = {0, 1};
-            counts.resize(2, 0);
-            for (size_t& count : counts) count = std::max(count, layout.buckets[b].count);
-        }
-        for (int b = 0; b < num_buckets; ++b) {
-            if (!of_bucket[b].empty()) continue;
-            of_bucket[b] = {static_cast<int>(counts.size())};
-            counts.push_back(layout.buckets[b].count);
+            const bool is_apart = std::find(apart.begin(), apart.end(), b) != apart.end();
+            of_bucket.push_back(is_apart ? std::vector<int>{last} : num_others > 2 ? std::vector<int>{0, 1} : std::vector<int>{other++});
+            for (const int slot : of_bucket[b]) counts[slot] = std::max(counts[slot], layout.buckets[b].count);
         }
     }
+
+    size_t total_count() const { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 };
+
+Slots make_slots(const ParamTable& table, const FlatLayout& layout) {
+    const int embedding = layout.bucket_of_unit[table.embedding_unit()], head = layout.bucket_of_unit[table.head_unit()];
+    const Slots alike(layout, table.tied ? std::vector<int>{head} : std::vector<int>{});
+    if (layout.buckets.size() <= 2) return alike;  // no layers between embedding and head, in which one could make room for the other
+    const Slots large_apart(layout, table.tied ? std::vector<int>{embedding} : std::vector<int>{embedding, head});
+    return large_apart.total_count() <= alike.total_count() ? large_apart : alike;
+}
 
 class Builder {
 public:
     Builder(const ParamTable& table, const FlatLayout& layout, const ScheduleConfig& config)
-        : table_(table), layout_(layout), config_(config), peers_(layout.num_ranks - 1), slots_(table, layout) {
+        : table_(table), layout_(layout), config_(config), peers_(layout.num_ranks - 1), slots_(make_slots(table, layout)) {
         schedule_.sharding = sharding_of_stage(config.stage);
         schedule_.reduce_every_micro_step = schedule_.sharding.gradients || config.sync_every_micro_step;
         if (schedule_.sharding.parameters) {
@@ -100,7 +106,7 @@ private:
             ops_->push_back({compute.kind, compute.unit, compute.micro_step});
             if (ops_ == &schedule_.step) reduce_what_is_complete(compute);
         }
-        for (size_t slot = 0; slot < in_slot_.size(); ++slot) drop(static_cast<int>(slot), config_.micro_steps - 1);
+        for (size_t slot = 0; slot < in_slot_.size(); ++slot) drop(static_cast<int>(slot), computes_.back().micro_step);
     }
 
     size_t next_use(int bucket, size_t from) const {
@@ -110,25 +116,23 @@ private:
         return kNever;
     }
 
-    // Gathers the bucket that computation `user` needs, unless it is there, before computation `now`. Pushes out only what is needed after `user`;
-    // returns false if there is no such slot.
-    bool bring(int bucket, size_t now, size_t user) {
+    // Gathers the bucket that computation `user` needs, unless it is there, before computation `now`. Pushes out only what is needed after `user`:
+    // does nothing while there is no such slot.
+    void bring(int bucket, size_t now, size_t user) {
         int best = -1;
-        size_t best_use = 0;
+        size_t best_use = user;
         for (const int slot : slots_.of_bucket[bucket]) {
-            if (in_slot_[slot] == bucket) return true;
+            if (in_slot_[slot] == bucket) return;
             const size_t use = in_slot_[slot] < 0 ? kNever : next_use(in_slot_[slot], now);
-            if (use > user && (best < 0 || use > best_use || in_slot_[slot] < 0)) {
-                best = slot;
-                best_use = use;
-            }
+            if (use <= best_use) continue;
+            best = slot;
+            best_use = use;
         }
-        if (best < 0) return false;
+        if (best < 0) return;
         const int micro_step = computes_[now].micro_step;
         drop(best, micro_step);
         in_slot_[best] = bucket;
         ops_->push_back({OpKind::kGather, bucket, micro_step, best, peers_ * layout_.buckets[bucket].slice_count * config_.parameter_bytes});
-        return true;
     }
 
     bool is_there(int bucket) const { return std::find(in_slot_.begin(), in_slot_.end(), bucket) != in_slot_.end(); }

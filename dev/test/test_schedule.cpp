@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,11 +14,15 @@
 
 namespace {
 
+// Small: two slots that any bucket fits in are smaller than two of a layer and one of the embedding. Large: the other way round.
+constexpr int kSmallVocab = 300, kLargeVocab = 600;
+
 struct Case {
     int stage = 3, layers = 3, ranks = 2, micro_steps = 1;
     bool tied = false, sync_every_micro_step = false;
     double bucket_mb = 0;
     size_t parameter_bytes = 2, gradient_bytes = 2;
+    int vocab_size = kSmallVocab;
 };
 
 // A schedule, and what it was made from.
@@ -28,7 +33,14 @@ struct Made {
     Schedule schedule;
 };
 
-// In bytes of bf16 an embedding of 18432, layers of 11008, a head of 18688 or, tied, of 256.
+Made make(const Case& c, const ModelConfig& config) {
+    Made made{c, make_param_table(config), {}, {}};
+    made.layout = make_flat_layout(made.table, c.ranks, c.bucket_mb, 2);
+    made.schedule = make_schedule(made.table, made.layout, {c.stage, c.micro_steps, c.sync_every_micro_step, c.parameter_bytes, c.gradient_bytes});
+    return made;
+}
+
+// In bytes of bf16 an embedding of 18432 (30720 if large), layers of 11008, a head of 256 more than the embedding or, tied, of 256.
 Made make(const Case& c) {
     ModelConfig config;
     config.num_layers = c.layers;
@@ -37,25 +49,24 @@ Made make(const Case& c) {
     config.num_kv_heads = 2;
     config.head_dim = 8;
     config.ffn_dim = 40;
-    config.vocab_size = 300;
+    config.vocab_size = c.vocab_size;
     config.max_seq_len = 64;
     config.tied = c.tied;
-    Made made{c, make_param_table(config), {}, {}};
-    made.layout = make_flat_layout(made.table, c.ranks, c.bucket_mb, 2);
-    made.schedule = make_schedule(made.table, made.layout, {c.stage, c.micro_steps, c.sync_every_micro_step, c.parameter_bytes, c.gradient_bytes});
-    return made;
+    return make(c, config);
 }
 
-// One unit a bucket; the last layer with a tied head; two layers; the embedding or an untied head with a layer, else two layers; all in one.
-const std::vector<double> kBucketMb = {0, 0.012, 0.023, 0.03, 1000};
+// One unit a bucket; the last layer with a tied head; two layers; a small embedding or an untied small head with a layer, else two layers; a large one with a layer,
+// a small one with two, else three; all in one.
+const std::vector<double> kBucketMb = {0, 0.012, 0.023, 0.03, 0.042, 1000};
 
 template <class Check>
 void for_each_case(Check&& check) {
     for (const int stage : {0, 1, 2, 3}) for (const bool tied : {false, true}) for (const int ranks : {1, 2, 3, 4, 5, 7}) for (const int micro_steps : {1, 2, 4})
-    for (const bool sync : {false, true}) for (const double bucket_mb : kBucketMb) for (int layers = 1; layers <= 6; ++layers) {
-        const Case c{stage, layers, ranks, micro_steps, tied, sync, bucket_mb};
+    for (const bool sync : {false, true}) for (const double bucket_mb : kBucketMb) for (const int vocab_size : {kSmallVocab, kLargeVocab})
+    for (int layers = 1; layers <= 6; ++layers) {
+        const Case c{stage, layers, ranks, micro_steps, tied, sync, bucket_mb, 2, 2, vocab_size};
         SCOPED_TRACE(testing::Message() << "stage " << stage << (tied ? ", tied, " : ", untied, ") << layers << " layers, " << ranks << " ranks, " << micro_steps
-                                        << " micro-steps" << (sync ? ", all synchronised" : "") << ", buckets of " << bucket_mb << " MB");
+                                        << " micro-steps" << (sync ? ", all synchronised" : "") << ", buckets of " << bucket_mb << " MB, " << vocab_size << " tokens");
         check(make(c));
         if (testing::Test::HasFailure()) return;  // one case says enough
     }
@@ -137,9 +148,25 @@ std::set<int> buckets_read_by(const Made& made, const ScheduleOp& op) {
     return buckets;
 }
 
-// With at most two buckets each has a slot of its own. Otherwise two slots serve all, but for the bucket of a tied head.
-bool has_own_slot(const Made& made, int bucket) {
-    return made.layout.buckets.size() <= 2 || (made.table.tied && bucket == made.layout.bucket_of_unit[made.table.head_unit()]);
+// Slots where the buckets `apart` take turns in the last one and the others in two, or lie in one each if that is enough.
+std::vector<size_t> slot_counts_of(const Made& made, const std::set<int>& apart) {
+    std::vector<size_t> counts, in_turn;
+    for (int b = 0; b < static_cast<int>(made.layout.buckets.size()); ++b) (apart.contains(b) ? in_turn : counts).push_back(made.layout.buckets[b].count);
+    if (counts.size() > 2) counts.assign(2, *std::max_element(counts.begin(), counts.end()));
+    if (!in_turn.empty()) counts.push_back(*std::max_element(in_turn.begin(), in_turn.end()));
+    return counts;
+}
+
+size_t sum_of(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
+
+// Beside two slots that any bucket fits in only a tied model's final norm has one.
+std::set<int> apart_when_small(const Made& made) { return made.table.tied ? std::set<int>{made.layout.bucket_of_unit[made.table.head_unit()]} : std::set<int>{}; }
+
+// Embedding and head have a slot apart from the layers', a tied model's embedding for itself; unless others would be smaller or there are no layers' buckets.
+std::set<int> set_apart(const Made& made) {
+    const int embedding = made.layout.bucket_of_unit[made.table.embedding_unit()], head = made.layout.bucket_of_unit[made.table.head_unit()];
+    const std::set<int> small = apart_when_small(made), large = made.table.tied ? std::set<int>{embedding} : std::set<int>{embedding, head};
+    return made.layout.buckets.size() > 2 && sum_of(slot_counts_of(made, large)) <= sum_of(slot_counts_of(made, small)) ? large : small;
 }
 
 struct Gathered {
@@ -156,6 +183,8 @@ Gathered walk_slots(const Made& made, const std::vector<ScheduleOp>& ops) {
     std::vector<bool> used(buckets.size());            // since it was gathered
     size_t computations = 0;
     bool decided = false;
+    const std::set<int> apart = set_apart(made);
+    const int last_slot = static_cast<int>(slot_counts.size()) - 1;
     Gathered gathered;
     SCOPED_TRACE(text_of(ops));
     for (size_t i = 0; i < ops.size(); ++i) {
@@ -167,6 +196,9 @@ Gathered walk_slots(const Made& made, const std::vector<ScheduleOp>& ops) {
                 ADD_FAILURE() << "there is no such bucket or slot";
                 return gathered;
             }
+            // With the computation that follows, or after the last one with that.
+            const auto next = std::find_if(ops.begin() + i, ops.end(), is_compute);
+            EXPECT_EQ(op.micro_step, next != ops.end() ? next->micro_step : std::find_if(ops.rbegin(), ops.rend(), is_compute)->micro_step);
         }
         if (op.kind == OpKind::kGather) {
             EXPECT_EQ(slot_of[op.index], kNowhere) << "is there already";
@@ -174,17 +206,15 @@ Gathered walk_slots(const Made& made, const std::vector<ScheduleOp>& ops) {
             EXPECT_LE(buckets[op.index].count, slot_counts[op.slot]);
             EXPECT_FALSE(decided) << "would hold parameters from before the update, or never be used";
             EXPECT_EQ(op.sent_bytes, (made.c.ranks - 1) * (buckets[op.index].count / made.c.ranks) * made.c.parameter_bytes);
-            const auto user = std::find_if(ops.begin() + i, ops.end(), is_compute);
-            if (user != ops.end()) { EXPECT_EQ(op.micro_step, user->micro_step); }
             slot_of[op.index] = op.slot;
             in_slot[op.slot] = op.index;
             gathered_at[op.index] = computations;
             used[op.index] = false;
             ++gathered.count;
             gathered.bytes += op.sent_bytes;
-            int in_use = 0;
-            for (const int bucket : in_slot) in_use += bucket >= 0 && !(made.table.tied && bucket == made.layout.bucket_of_unit[made.table.head_unit()]);
-            EXPECT_LE(in_use, 2) << "slots besides a tied head's";
+            // So there are at most one of those set apart and two others.
+            if (apart.contains(op.index)) { EXPECT_EQ(op.slot, last_slot); }
+            else { EXPECT_LT(op.slot, apart.empty() ? 2 : std::min(2, last_slot)); }
         } else if (op.kind == OpKind::kDrop) {
             EXPECT_EQ(in_slot[op.slot], op.index);
             EXPECT_TRUE(used[op.index]) << "was gathered for nothing";
@@ -209,20 +239,22 @@ Gathered walk_slots(const Made& made, const std::vector<ScheduleOp>& ops) {
     return gathered;
 }
 
-// The fewest gathers with these slots that let every gather overlap: at each computation its buckets and the next one's must be there. Tries all ways: the
-// fewest for each pair of buckets that may lie in the two shared slots.
-size_t fewest_gathers(const Made& made, const std::vector<ScheduleOp>& ops) {
-    std::vector<std::set<int>> shared;  // what each computation reads from them
-    std::set<int> in_own_slots;         // gathered once
+// The fewest gathers of the buckets that are (or are not) set apart, into num_slots slots, that let every gather overlap: at each computation its buckets and the
+// next one's must be there. Tries all ways: the fewest for each set of buckets that may lie in the slots.
+size_t fewest_gathers(const Made& made, const std::vector<ScheduleOp>& ops, bool of_apart, size_t num_slots) {
+    const std::set<int> apart = set_apart(made);
+    std::vector<std::set<int>> read;  // by each computation
     for (const ScheduleOp& op : ops) {
         if (!is_compute(op)) continue;
-        shared.emplace_back();
-        for (const int bucket : buckets_read_by(made, op)) (has_own_slot(made, bucket) ? in_own_slots : shared.back()).insert(bucket);
+        read.emplace_back();
+        for (const int bucket : buckets_read_by(made, op)) {
+            if (apart.contains(bucket) == of_apart) read.back().insert(bucket);
+        }
     }
     std::map<std::set<int>, size_t> fewest = {{{}, 0}};
-    for (size_t i = 0; i < shared.size(); ++i) {
-        std::set<int> needed = shared[i];
-        if (i + 1 < shared.size()) needed.insert(shared[i + 1].begin(), shared[i + 1].end());
+    for (size_t i = 0; i < read.size(); ++i) {
+        std::set<int> needed = read[i];
+        if (i + 1 < read.size()) needed.insert(read[i + 1].begin(), read[i + 1].end());
         std::map<std::set<int>, size_t> next;
         for (const auto& [there, gathers] : fewest) {
             size_t missing = 0;
@@ -235,7 +267,7 @@ size_t fewest_gathers(const Made& made, const std::vector<ScheduleOp>& ops) {
                 }
             }
             for (const std::set<int>& choice : choices) {
-                if (choice.size() > 2) continue;
+                if (choice.size() > num_slots) continue;
                 const auto [entry, is_new] = next.try_emplace(choice, gathers + missing);
                 entry->second = std::min(entry->second, gathers + missing);
             }
@@ -244,8 +276,10 @@ size_t fewest_gathers(const Made& made, const std::vector<ScheduleOp>& ops) {
     }
     size_t best = SIZE_MAX;
     for (const auto& [there, gathers] : fewest) best = std::min(best, gathers);
-    return best + in_own_slots.size();
+    return best;
 }
+
+size_t fewest_gathers(const Made& made, const std::vector<ScheduleOp>& ops) { return fewest_gathers(made, ops, true, 1) + fewest_gathers(made, ops, false, 2); }
 
 size_t sent_bytes_of(const std::vector<ScheduleOp>& ops, OpKind kind) {
     size_t sum = 0;
@@ -263,18 +297,19 @@ size_t padded_count(const FlatLayout& layout) {
 // ---- every case ----
 
 TEST(Schedule, TheBucketSizesTestedMergeUnitsInDifferentWays) {
-    const auto first_units = [](double bucket_mb, bool tied) {
+    const auto first_units = [](bool tied, int vocab_size) {
         std::string text;
-        for (const Bucket& bucket : make({.layers = 4, .tied = tied, .bucket_mb = bucket_mb}).layout.buckets) text += std::to_string(bucket.first_unit);
+        for (const double bucket_mb : kBucketMb) {
+            const Made made = make({.layers = 4, .tied = tied, .bucket_mb = bucket_mb, .vocab_size = vocab_size});
+            for (const Bucket& bucket : made.layout.buckets) text += std::to_string(bucket.first_unit);
+            text += " ";
+        }
         return text;
     };
-    std::vector<std::string> untied, tied;
-    for (const double bucket_mb : kBucketMb) {
-        untied.push_back(first_units(bucket_mb, false));
-        tied.push_back(first_units(bucket_mb, true));
-    }
-    EXPECT_EQ(untied, (std::vector<std::string>{"012345", "012345", "0135", "024", "0"}));
-    EXPECT_EQ(tied, (std::vector<std::string>{"012345", "01234", "013", "024", "0"}));
+    EXPECT_EQ(first_units(false, kSmallVocab), "012345 012345 0135 024 03 0 ");
+    EXPECT_EQ(first_units(true, kSmallVocab), "012345 01234 013 024 03 0 ");
+    EXPECT_EQ(first_units(false, kLargeVocab), "012345 012345 0135 0135 025 0 ");
+    EXPECT_EQ(first_units(true, kLargeVocab), "012345 01234 013 013 02 0 ");
 }
 
 TEST(Schedule, StepHoldsEveryOperationOnceInOrder) {
@@ -306,7 +341,9 @@ TEST(Schedule, ForwardIsWithoutBackwardReductionsAndUpdate) {
         EXPECT_EQ(gathered.count, fewest_gathers(made, made.schedule.forward));
         Case one = made.c;
         one.micro_steps = 1;
-        EXPECT_EQ(text_of(made.schedule.forward), text_of(make(one).schedule.forward));
+        const std::vector<ScheduleOp> forward = make(one).schedule.forward;
+        EXPECT_TRUE(std::equal(forward.begin(), forward.end(), made.schedule.forward.begin(), made.schedule.forward.end(),
+                               [](const ScheduleOp& x, const ScheduleOp& y) { return with_details(x) == with_details(y); }));
     });
 }
 
@@ -329,21 +366,16 @@ TEST(Schedule, SlotsAreFewAndOnlyForShardedParameters) {
             EXPECT_TRUE(home.empty());
             return;
         }
-        EXPECT_EQ(counts.size(), std::min<size_t>(buckets, made.table.tied ? 3 : 2));
+        const std::set<int> apart = set_apart(made);
+        EXPECT_EQ(counts, slot_counts_of(made, apart));
+        EXPECT_LE(counts.size(), made.table.tied ? std::min<size_t>(buckets, 3) : buckets <= 3 ? std::min<size_t>(buckets, 2) : 3u);
+        EXPECT_LE(sum_of(counts), sum_of(slot_counts_of(made, apart_when_small(made))));
         ASSERT_EQ(home.size(), buckets);
-        std::vector<size_t> largest(counts.size(), 0);  // of the buckets that come there
-        for (size_t b = 0; b < buckets; ++b) {
-            ASSERT_GE(home[b], 0);
-            ASSERT_LT(home[b], static_cast<int>(counts.size()));
+        int other = 0;
+        for (int b = 0; b < static_cast<int>(buckets); ++b) {
+            const int expected = apart.contains(b) ? static_cast<int>(counts.size()) - 1 : buckets - apart.size() > 2 ? 0 : other++;
+            ASSERT_EQ(home[b], expected);
             EXPECT_LE(made.layout.buckets[b].count, counts[home[b]]);
-        }
-        for (const ScheduleOp& op : made.schedule.step) {
-            if (op.kind == OpKind::kGather) largest.at(op.slot) = std::max(largest.at(op.slot), made.layout.buckets.at(op.index).count);
-        }
-        for (size_t slot = 0; slot < counts.size(); ++slot) {
-            // Two shared slots are alike, though one of them may see smaller buckets only.
-            const bool shared = buckets > 2 && slot < 2;
-            EXPECT_EQ(counts[slot], shared ? std::max(largest[0], largest[1]) : largest[slot]) << "slot " << slot;
         }
     });
 }
@@ -421,8 +453,65 @@ TEST(Schedule, RefusesStagesAndMicroStepsThatDoNotExist) {
     expect_error([] { make({.micro_steps = 0}); }, {"0 micro-steps"});
 }
 
-// With one unit a bucket. Each layer is gathered for forward and again for backward, but for the last one, which stays; the first layer stays for the next
-// micro-step. The embedding is gathered once, tied (with a layer between) twice.
+TEST(Schedule, SlotSizesByHand) {
+    const auto bytes = [](const Case& c) {
+        std::vector<size_t> bytes = make(c).schedule.slot_counts;
+        for (size_t& count : bytes) count *= 2;
+        return bytes;
+    };
+    using Bytes = std::vector<size_t>;
+    const size_t layer = 11008, norm = 256, small = 18432, large = 30720;  // the embedding; an untied head is a norm larger
+    EXPECT_EQ(bytes({.vocab_size = kLargeVocab}), (Bytes{layer, layer, large + norm}));
+    EXPECT_EQ(bytes({.tied = true, .vocab_size = kLargeVocab}), (Bytes{layer, layer, large}));
+    EXPECT_EQ(bytes({.layers = 4, .tied = true, .bucket_mb = 0.012, .vocab_size = kLargeVocab}), (Bytes{layer + norm, layer + norm, large}));
+    // Less than two layers, so two slots that fit it are smaller than those.
+    EXPECT_EQ(bytes({}), (Bytes{small + norm, small + norm}));
+    EXPECT_EQ(bytes({.tied = true}), (Bytes{small, small, norm}));
+    EXPECT_EQ(bytes({.layers = 4, .bucket_mb = 0.023, .vocab_size = kLargeVocab}), (Bytes{large + norm, large + norm}));
+    // At most two buckets of layers: as many slots.
+    EXPECT_EQ(bytes({.layers = 1}), (Bytes{layer, small + norm}));
+    EXPECT_EQ(bytes({.layers = 1, .tied = true}), (Bytes{layer, norm, small}));
+    EXPECT_EQ(bytes({.layers = 3, .bucket_mb = 0.023, .vocab_size = 2 * kLargeVocab}), (Bytes{2 * layer, layer, 2 * large + norm}));
+    EXPECT_EQ(bytes({.layers = 3, .bucket_mb = 0.03}), (Bytes{2 * layer, small + layer}));  // one with the embedding, which is larger than the head
+    // At most two buckets of any kind.
+    EXPECT_EQ(bytes({.layers = 2, .bucket_mb = 0.03}), (Bytes{small + layer, layer + small + norm}));
+    EXPECT_EQ(bytes({.layers = 2, .tied = true, .bucket_mb = 0.042, .vocab_size = kLargeVocab}), (Bytes{large + layer, layer + norm}));
+    EXPECT_EQ(bytes({.layers = 2, .tied = true, .bucket_mb = 1000}), (Bytes{small + 2 * layer + norm}));
+}
+
+// Their embedding is larger than two layers, so nothing is larger than it must be.
+TEST(Schedule, PresetsHaveSlotsForTwoLayersAndTheEmbedding) {
+    for (const std::string& name : preset_names()) {
+        if (name == "tiny") continue;
+        for (const bool tied : {false, true}) for (const double bucket_mb : {0.0, 25.0}) for (const int micro_steps : {1, 3}) {
+            SCOPED_TRACE(testing::Message() << name << (tied ? ", tied, " : ", untied, ") << micro_steps << " micro-steps, buckets of " << bucket_mb << " MB");
+            ModelConfig config = preset_config(name);
+            config.tied = tied;
+            const Made made = make({.ranks = 8, .micro_steps = micro_steps, .bucket_mb = bucket_mb}, config);
+            size_t largest_layer = 0;
+            for (const Bucket& bucket : made.layout.buckets) {
+                if (bucket.first_unit > 0 && bucket.first_unit < made.table.head_unit()) largest_layer = std::max(largest_layer, bucket.count);
+            }
+            const Bucket& largest = tied ? made.layout.buckets.front() : made.layout.buckets.back();
+            EXPECT_EQ(made.schedule.slot_counts, (std::vector<size_t>{largest_layer, largest_layer, largest.count}));
+            EXPECT_EQ(walk_slots(made, made.schedule.step).count, fewest_gathers(made, made.schedule.step));
+            EXPECT_EQ(walk_slots(made, made.schedule.forward).count, made.layout.buckets.size());
+        }
+    }
+}
+
+TEST(Schedule, FiguresOfTheHeader) {
+    const auto figures = [](const char* name) {
+        const Made made = make({.ranks = 8, .micro_steps = 8}, preset_config(name));
+        const size_t slot_bytes = 2 * sum_of(made.schedule.slot_counts), sent_bytes = made.schedule.step_sent_bytes();
+        return std::pair{(slot_bytes + 500'000) / 1'000'000, (sent_bytes + 50'000'000) / 100'000'000};  // MB, 0.1 GB
+    };
+    EXPECT_EQ(figures("0.5B"), (std::pair<size_t, size_t>{326, 173}));
+    EXPECT_EQ(figures("qwen2.5-7B"), (std::pair<size_t, size_t>{2022, 2924}));
+}
+
+// With one unit a bucket and a small embedding. Each layer is gathered for forward and again for backward, but for the last one, which stays; the first layer stays
+// for the next micro-step. The embedding is gathered once, tied (with a layer between) twice.
 TEST(Schedule, GathersOfOneUnitABucket) {
     for (size_t layers = 1; layers <= 6; ++layers) {
         for (const size_t micro_steps : {1, 2, 3}) {
@@ -436,14 +525,30 @@ TEST(Schedule, GathersOfOneUnitABucket) {
     }
 }
 
+// With one unit a bucket and a large embedding. Embedding and head do not push out layers, so the last two stay for backward and the first two for the next
+// micro-step. Tied: embedding once, and the final norm pushes out the last but one.
+TEST(Schedule, GathersOfOneUnitABucketWithALargeEmbedding) {
+    for (size_t layers = 1; layers <= 6; ++layers) {
+        for (const size_t micro_steps : {1, 2, 3}) {
+            const auto gathers = [&](bool tied) {
+                const Made made = make({.layers = static_cast<int>(layers), .micro_steps = static_cast<int>(micro_steps), .tied = tied, .vocab_size = kLargeVocab});
+                return walk_slots(made, made.schedule.step).count;
+            };
+            const size_t others = layers > 2 ? layers - 2 : 0;
+            EXPECT_EQ(gathers(false), 2 * micro_steps + layers + others + (micro_steps - 1) * 2 * others);
+            EXPECT_EQ(gathers(true), layers == 1 ? 3 : 1 + 2 * layers + (micro_steps - 1) * (2 * layers - 2));  // one layer: all three stay
+        }
+    }
+}
+
 // Nothing here may take time that grows with the square of the number of computations.
 TEST(Schedule, ALongStepOfADeepModel) {
-    for (const double bucket_mb : {0.0, 0.023, 1.09, 1000.0}) {
-        const Made made = make({.layers = 96, .micro_steps = 512, .bucket_mb = bucket_mb});
+    for (const double bucket_mb : {0.0, 0.023, 1.09, 1000.0}) for (const int vocab_size : {kSmallVocab, kLargeVocab}) {
+        const Made made = make({.layers = 96, .micro_steps = 512, .bucket_mb = bucket_mb, .vocab_size = vocab_size});
         const size_t computations = std::count_if(made.schedule.step.begin(), made.schedule.step.end(), is_compute);
         EXPECT_EQ(computations, 512u * (97 + 1 + 97));
         const size_t buckets = made.layout.buckets.size(), gathers = std::count_if(made.schedule.step.begin(), made.schedule.step.end(), is_about_slots) / 2;
-        if (bucket_mb == 0.0) { EXPECT_EQ(gathers, 512u * 2 * 96 + 1); }
+        if (bucket_mb == 0.0) { EXPECT_EQ(gathers, vocab_size == kSmallVocab ? 512u * 2 * 96 + 1 : 512u * (2 + 2 * 94) + 2); }
         if (bucket_mb == 1.09) { EXPECT_EQ(buckets, 2u); }
         if (buckets <= 2) { EXPECT_EQ(gathers, buckets); }
     }
@@ -451,25 +556,61 @@ TEST(Schedule, ALongStepOfADeepModel) {
 
 // ---- counted by hand ----
 
-// Which of two slots that are alike comes first is no matter: numbers them in the order of their first use, and what is dropped together in that order too.
-std::vector<ScheduleOp> with_slots_renumbered(std::vector<ScheduleOp> ops) {
-    std::map<int, int> numbers;
-    for (ScheduleOp& op : ops) {
-        if (is_about_slots(op)) op.slot = numbers.try_emplace(op.slot, static_cast<int>(numbers.size())).first->second;
-    }
-    const auto is_drop = [](const ScheduleOp& op) { return op.kind == OpKind::kDrop; };
-    for (auto begin = ops.begin(); (begin = std::find_if(begin, ops.end(), is_drop)) != ops.end();) {
-        const auto end = std::find_if_not(begin, ops.end(), is_drop);
-        std::sort(begin, end, [](const ScheduleOp& x, const ScheduleOp& y) { return x.slot < y.slot; });
-        begin = end;
-    }
-    return ops;
+void expect_step(const Case& c, const std::string& expected) { EXPECT_EQ("\n" + text_of(make(c).schedule.step), expected); }
+
+TEST(Schedule, HandCountedUntiedWithALargeEmbedding) {
+    // Units, and buckets: 0 embedding, 1 to 3 layers, 4 head. Embedding and head take turns in slot 2, layers 2 and 3 stay from forward to backward, layers 1 and 2 from
+    // there to the next micro-step. The embedding's backward reads no parameters; the embedding comes back while the first layer's backward runs.
+    expect_step({.layers = 3, .micro_steps = 2, .vocab_size = kLargeVocab}, R"(
+gather 0 to 2; gather 1 to 0; count; forward 0
+gather 2 to 1; forward 1
+drop 1 from 0; gather 3 to 0; forward 2
+drop 0 from 2; gather 4 to 2; forward 3
+head 4
+reduce 4; backward 3
+reduce 3; drop 3 from 0; gather 1 to 0; backward 2
+reduce 2; drop 4 from 2; gather 0 to 2; backward 1
+reduce 1; backward 0
+reduce 0; forward 0
+forward 1
+drop 1 from 0; gather 3 to 0; forward 2
+drop 0 from 2; gather 4 to 2; forward 3
+head 4
+reduce 4; backward 3
+reduce 3; drop 3 from 0; gather 1 to 0; backward 2
+reduce 2; backward 1
+reduce 1; backward 0
+reduce 0; drop 1 from 0; drop 2 from 1; drop 4 from 2; decide; step 0; step 1; step 2; step 3; step 4
+)");
 }
 
-void expect_step(const Case& c, const std::string& expected) { EXPECT_EQ("\n" + text_of(with_slots_renumbered(make(c).schedule.step)), expected); }
+TEST(Schedule, HandCountedTiedWithALargeEmbedding) {
+    // The embedding has slot 2 for good. The head's bucket 4, the final norm, goes where layer 2 was; when the head is done layer 2 comes back, while layer 3 runs.
+    expect_step({.layers = 3, .micro_steps = 2, .tied = true, .vocab_size = kLargeVocab}, R"(
+gather 0 to 2; gather 1 to 0; count; forward 0
+gather 2 to 1; forward 1
+drop 1 from 0; gather 3 to 0; forward 2
+drop 2 from 1; gather 4 to 1; forward 3
+head 4
+reduce 4; drop 4 from 1; gather 2 to 1; backward 3
+reduce 3; drop 3 from 0; gather 1 to 0; backward 2
+reduce 2; backward 1
+reduce 1; backward 0
+reduce 0; forward 0
+forward 1
+drop 1 from 0; gather 3 to 0; forward 2
+drop 2 from 1; gather 4 to 1; forward 3
+head 4
+reduce 4; drop 4 from 1; gather 2 to 1; backward 3
+reduce 3; drop 3 from 0; gather 1 to 0; backward 2
+reduce 2; backward 1
+reduce 1; backward 0
+reduce 0; drop 1 from 0; drop 2 from 1; drop 0 from 2; decide; step 0; step 1; step 2; step 3; step 4
+)");
+}
 
 TEST(Schedule, HandCountedUntied) {
-    // Units, and buckets: 0 embedding, 1 to 3 layers, 4 head. The last layer stays in its slot for its backward; the embedding's backward reads no parameters.
+    // The same with a small embedding: two slots for all. The last layer stays in its slot for its backward; the embedding's backward reads no parameters.
     expect_step({.layers = 3}, R"(
 gather 0 to 0; gather 1 to 1; count; forward 0
 drop 0 from 0; gather 2 to 0; forward 1
@@ -485,7 +626,8 @@ reduce 0; drop 2 from 0; drop 1 from 1; decide; step 0; step 1; step 2; step 3; 
 }
 
 TEST(Schedule, HandCountedTied) {
-    // The head, bucket 4, has slot 2 and needs the embedding's bucket too. During the head itself both shared slots are read or about to be.
+    // A small embedding: two slots for all but the final norm, bucket 4, which has slot 2. The head needs the embedding's bucket too, so during the head itself both
+    // shared slots are read or about to be.
     expect_step({.layers = 3, .tied = true}, R"(
 gather 0 to 0; gather 1 to 1; count; forward 0
 drop 0 from 0; gather 2 to 0; forward 1
