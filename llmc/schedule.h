@@ -9,8 +9,8 @@
 //   2      parameters                       gradients, optimizer  G x gradients + x parameters
 //   3      nothing                          all                   G (2x parameters + x gradients), less what is reused
 //
-// Sharded parameters are gathered a bucket at a time into slots, so that one is computed with while the next one arrives. The presets' embedding and head are 2 to 9
-// times as large as a layer, so they stay out of the layers' slots:
+// Sharded parameters are gathered a bucket at a time into slots, so that one is computed with while the next one arrives. In every preset but tiny embedding and head
+// are 2 to 9 times as large as a layer, so they stay out of the layers' slots:
 //
 //   0, 1  the layers, and a tied model's final norm: one in use, one arriving
 //   2     untied: embedding and head in turn, as layers lie between them in either direction; tied: the embedding for good, which the head reads too
