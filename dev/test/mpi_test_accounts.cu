@@ -30,25 +30,6 @@ constexpr int kB = 1, kT = 8;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Three layers of awkward sizes; the two kinds of head, bias and QK-norm.
-ModelConfig small_model(bool tied) {
-    ModelConfig config;
-    config.name = "small";
-    config.num_layers = 3;
-    config.channels = 40;
-    config.num_heads = 4;
-    config.num_kv_heads = 2;
-    config.head_dim = 8;
-    config.ffn_dim = 56;
-    config.vocab_size = 130;
-    config.max_seq_len = 32;
-    config.tied = tied;
-    config.qkv_bias = tied;
-    config.qk_norm = !tied;
-    config.validate();
-    return config;
-}
-
 // Many layers, and an embedding no larger than one of them.
 ModelConfig deep_model(bool tied, int vocab_size) {
     ModelConfig config;
@@ -139,10 +120,11 @@ struct SentCase {
     Merging merging;
     int stage, micro_steps;
     bool sync_every_micro_step = false, fp32_gradients = false;
+    bool large_embedding = false;  // more than twice a layer: it does not share the layers' slots
 };
 
 std::string text(const SentCase& c) {
-    return format("stage %d, %s, %s, %d micro-step%s%s%s", c.stage, c.tied ? "tied" : "untied",
+    return format("stage %d, %s%s, %s, %d micro-step%s%s%s", c.stage, c.tied ? "tied" : "untied", c.large_embedding ? " large embedding" : "",
                   c.merging == Merging::kNone ? "one unit a bucket" : c.merging == Merging::kSome ? "two units a bucket" : "one bucket", c.micro_steps, c.micro_steps == 1 ? "" : "s",
                   c.sync_every_micro_step ? ", sync every micro-step" : "", c.fp32_gradients ? ", fp32 gradients" : "");
 }
@@ -154,10 +136,18 @@ double bucket_mb(Merging merging, const ModelConfig& config) {
     return static_cast<double>((table.units[2].count + table.units[3].count) * sizeof(floatX) + 1) / 1e6;  // layers 1 and 2 fit, as embedding and layer 0; no third unit
 }
 
-// How often stage 3 gathers each bucket of small_model in a step of G micro-steps, by hand: two slots (and one for a tied model's final norm), nothing is
-// there when the step begins, and what is needed last goes first.
-std::vector<size_t> gathers_of_step(bool tied, Merging merging, size_t G) {
+ModelConfig model_of(const SentCase& c) { return small_model(c.tied, 3, c.large_embedding ? 600 : 130); }
+
+// How often stage 3 gathers each bucket in a step of G micro-steps, by hand: nothing is there when the step begins, and what is needed last goes first. With a small
+// embedding there are two slots, and one for a tied model's final norm; with a large one two for the layers (and a tied model's norm), and one for embedding and head.
+std::vector<size_t> gathers_of_step(const SentCase& c) {
+    const bool tied = c.tied;
+    const Merging merging = c.merging;
+    const size_t G = c.micro_steps;
     if (merging == Merging::kAll) return {1};
+    // Untied: layers 1 and 2 stay from forward to backward, layers 0 and 1 from backward to the next micro-step. Tied: the embedding stays; the final norm pushes out
+    // layer 1, and in the next micro-step layer 2 is gathered beside it.
+    if (c.large_embedding) return tied ? std::vector<size_t>{1, G + 1, G + 1, G, G} : std::vector<size_t>{G, G + 1, 1, G, G};
     // [embedding, layer 0] [layer 1, layer 2] [head]. Untied: the head pushes out the first, which comes back for backward and is still there when the next micro-step
     // begins. Tied: three buckets, three slots.
     if (merging == Merging::kSome) return tied ? std::vector<size_t>{1, 1, 1} : std::vector<size_t>{G + 1, 1, G};
@@ -166,9 +156,9 @@ std::vector<size_t> gathers_of_step(bool tied, Merging merging, size_t G) {
     return tied ? std::vector<size_t>{2 * G, G + 1, 2 * G, G, 1} : std::vector<size_t>{G, G + 1, 2 * G, G, G};
 }
 
-std::vector<size_t> gathers_of_forward(bool tied, Merging merging) {
-    std::vector<size_t> gathers(merging == Merging::kAll ? 1 : merging == Merging::kSome ? 3 : 5, 1);
-    if (tied && merging == Merging::kNone) gathers[0] = 2;
+std::vector<size_t> gathers_of_forward(const SentCase& c) {
+    std::vector<size_t> gathers(c.merging == Merging::kAll ? 1 : c.merging == Merging::kSome ? 3 : 5, 1);
+    if (c.tied && c.merging == Merging::kNone && !c.large_embedding) gathers[0] = 2;
     return gathers;
 }
 
@@ -193,7 +183,7 @@ unsigned long long expected_step_bytes(const SentCase& c, const FlatLayout& layo
         case 0: bytes = (c.sync_every_micro_step ? G : 1) * 2 * x_gradients; break;
         case 1: bytes = (c.sync_every_micro_step ? G : 1) * x_gradients + x_params; break;
         case 2: bytes = G * x_gradients + x_params; break;
-        case 3: bytes = G * x_gradients + gathered_bytes(layout, gathers_of_step(c.tied, c.merging, G)); break;
+        case 3: bytes = G * x_gradients + gathered_bytes(layout, gathers_of_step(c)); break;
     }
     return bytes + small_collective_bytes(layout);
 }
@@ -217,13 +207,13 @@ ZeroConfig zero_config(const SentCase& c, const ModelConfig& config) {
 
 // Returns a step's bytes as counted.
 unsigned long long check_sent(Check& check, const Communicator& comm, const MpiMeter& meter, const SentCase& c) {
-    const ModelConfig config = small_model(c.tied);
+    const ModelConfig config = model_of(c);
     const auto trainer = make_trainer(check.process, comm, config, zero_config(c, config));
     const FlatLayout& layout = trainer->zero.layout();
     HostBatch batch(trainer->tokens_per_step());
     fill_batch(batch.buffers(), c.micro_steps, config, check.process.rank);
     trainer->zero.synchronize();
-    bool agree = layout.buckets.size() == gathers_of_forward(c.tied, c.merging).size();
+    bool agree = layout.buckets.size() == gathers_of_forward(c).size();
     Figures figures{};
     for (int step = 0; step < 2 && agree; ++step) {
         const unsigned long long mpi_before = meter.sent_bytes();
@@ -245,7 +235,7 @@ unsigned long long check_sent(Check& check, const Communicator& comm, const MpiM
         trainer->queue_forward(kB, [&] { trainer->model.head_losses(trainer->zero, trainer->targets); });
         trainer->zero.synchronize();
         Figures forward = {comm.sent_bytes() - counted_before, trainer->zero.schedule().forward_sent_bytes(), 0, 0};
-        if (c.stage == 3) forward.formula = gathered_bytes(layout, gathers_of_forward(c.tied, c.merging));
+        if (c.stage == 3) forward.formula = gathered_bytes(layout, gathers_of_forward(c));
         forward.mpi = meter.counts() ? meter.sent_bytes() - mpi_before : forward.counted;
         check.expect(forward.agree(), format("%s: a forward pass sends %s", text(c).c_str(), forward.text().c_str()));
     }
@@ -261,6 +251,7 @@ void check_bytes_sent(Check& check, const Communicator& comm) {
                 if (stage <= 1 && merging != Merging::kSome) check_sent(check, comm, meter, {tied, merging, stage, 4, true});
             }
         }
+        for (const int micro_steps : {1, 4}) check_sent(check, comm, meter, {.tied = tied, .merging = Merging::kNone, .stage = 3, .micro_steps = micro_steps, .large_embedding = true});
     }
     for (const int stage : {0, 1, 2, 3}) check_sent(check, comm, meter, {false, Merging::kNone, stage, 4, false, true});
     // Reducing once a step instead of on every micro-step saves the factor G.
@@ -371,7 +362,7 @@ size_t shared_layer_bytes(const ModelConfig& config, Recompute recompute) {
 }
 
 void check_levers(Check& check, const Communicator& comm, bool tied) {
-    const ModelConfig config = small_model(tied);
+    const ModelConfig config = small_model(tied, 3, 130);
     ZeroConfig zero;
     zero.stage = 1;
     const auto measure = [&](Recompute recompute, int chunks) {
@@ -406,7 +397,7 @@ void check_limit(Check& check, const Communicator& comm, int stage) {
     zero.stage = stage;
     const auto try_with = [&](size_t limit, std::string* error) {
         try {
-            return Trainer(comm, small_model(true), zero, Recompute::kNone, kB, kT, limit).memory.total_bytes();
+            return Trainer(comm, small_model(true, 3, 130), zero, Recompute::kNone, kB, kT, limit).memory.total_bytes();
         } catch (const Error& e) {
             *error = e.what();
             return size_t{0};
@@ -441,7 +432,7 @@ void check_device_account(Check& check, const Communicator& comm, int stage) {
     zero.bucket_mb = 0;
     zero.micro_steps = 2;
     const size_t before = free_device_bytes();
-    const auto trainer = make_trainer(check.process, comm, small_model(false), zero);
+    const auto trainer = make_trainer(check.process, comm, small_model(false, 3, 130), zero);
     HostBatch batch(trainer->tokens_per_step());
     fill_batch(batch.buffers(), zero.micro_steps, trainer->config, check.process.rank);
     trainer->queue_step({0, 1e-3, 1.0, 77, 0}, batch.buffers());

@@ -11,6 +11,25 @@
 #include "llmc/evaluate.cuh"
 #include "llmc/weights.cuh"
 
+// A few layers of awkward sizes; the two kinds of head, bias and QK-norm.
+inline ModelConfig small_model(bool tied, int num_layers, int vocab_size) {
+    ModelConfig config;
+    config.name = "small";
+    config.num_layers = num_layers;
+    config.channels = 40;
+    config.num_heads = 4;
+    config.num_kv_heads = 2;
+    config.head_dim = 8;
+    config.ffn_dim = 56;
+    config.vocab_size = vocab_size;
+    config.max_seq_len = 32;
+    config.tied = tied;
+    config.qkv_bias = tied;
+    config.qk_norm = !tied;
+    config.validate();
+    return config;
+}
+
 // Logical elements of the model: positions that depend on neither ranks nor buckets.
 inline size_t logical_count(const ParamTable& table) { return table.units.back().logical_begin + table.units.back().count; }
 
