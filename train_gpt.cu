@@ -205,7 +205,6 @@ static int run(int argc, char** argv, const Process& process) {
     trainer.choose_products(process);
     trainer.zero.init_params(options.seed, plan.config.num_layers);
     trainer.zero.start_optimizer();
-    check_replicas(trainer, options.comm_timeout);
     const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d multiprocessors (threads on a CPU)", process.host.c_str(), process.pid,
                                                                         device.name.c_str(), device.multiprocessors));
     for (const std::string& warning : loader->shards().warnings) printf("warning: %s\n", warning.c_str());
@@ -219,6 +218,12 @@ static int run(int argc, char** argv, const Process& process) {
     double data_ms[kStepSlots] = {}, epochs[kStepSlots] = {};
     long long finished = 0;     // steps whose results were read
     long long fresh_start = 0;  // the first step after a pause: its time counts from its own beginning, not from the end of the step before
+    // What every rank has found out and ends for.
+    const auto end_run = [&](long long step, const char* reason, const std::string& message) {
+        printf("ended after step %lld: %s\n", step + 1, message.c_str());
+        if (metrics) metrics->write(JsonLine("event").add("step", step).add("event", "error").add("reason", reason));
+        throw AgreedError(message, 1);
+    };
     const auto finish_step = [&](long long step) {
         const int slot = step % kStepSlots;
         finished = step + 1;
@@ -254,14 +259,17 @@ static int run(int argc, char** argv, const Process& process) {
             if (metrics) metrics->write(JsonLine("event").add("step", step).add("event", "skip").add("skipped_in_row", state.skipped_in_row));
         }
         if (state.skipped_in_row > static_cast<unsigned long long>(options.max_skipped)) {
-            if (metrics) metrics->write(JsonLine("event").add("step", step).add("event", "error").add("reason", "max-skipped"));
-            throw AgreedError(format("%llu steps in a row had a gradient norm that is not finite (--max-skipped %d): try a lower --lr, a longer --warmup, a smaller --clip, or look at "
-                                     "the data with --show-batch %lld", state.skipped_in_row, options.max_skipped, step), 1);
+            end_run(step, "max-skipped", format("%llu steps in a row had a gradient norm that is not finite (--max-skipped %d): try a lower --lr, a longer --warmup, a smaller --clip, or look at "
+                                                "the data with --show-batch %lld", state.skipped_in_row, options.max_skipped, step));
         }
         fflush(stdout);
     };
+    const auto compare_replicas = [&](long long step) {
+        const std::string difference = check_replicas(trainer, options.comm_timeout);
+        if (!difference.empty()) end_run(step, "replicas", difference);
+    };
     const auto evaluate_and_print = [&](long long step) {
-        check_replicas(trainer, options.comm_timeout);
+        compare_replicas(step);
         if (!plan.val_loader) return;
         const Evaluation result = evaluate(trainer, *plan.val_loader, options.comm_timeout);
         printf("step %lld/%lld | validation loss %.4f nats a token over %lld tokens\n", step + 1, plan.steps, result.loss, result.tokens);
@@ -277,6 +285,7 @@ static int run(int argc, char** argv, const Process& process) {
     };
     const auto is_due = [&](long long step, long long every, bool at_end) { return (every > 0 && (step + 1) % every == 0) || (at_end && step + 1 == plan.steps); };
 
+    compare_replicas(-1);
     for (long long step = 0; step < plan.steps; ++step) {
         const int slot = step % kStepSlots;
         const StepBatch& batch = loader->next();

@@ -46,15 +46,15 @@ inline Evaluation evaluate(Trainer& trainer, const ValLoader& loader, double tim
     return {tokens > 0 ? loss_sum / tokens : 0.0, static_cast<long long>(tokens)};
 }
 
-// Throws on all ranks if what each of them holds whole (weights; in stage 0 the optimizer's state too) is not the same. Collective.
-inline void check_replicas(Trainer& trainer, double timeout_seconds) {
+// What differs between the ranks of that which each of them holds whole (weights; in stage 0 the optimizer's state too), and what to do; "" if nothing does. Collective,
+// the same on every rank.
+inline std::string check_replicas(Trainer& trainer, double timeout_seconds) {
     const size_t count = trainer.zero.checksum_count() * trainer.comm.size();
-    if (count == 0) return;
+    if (count == 0) return "";
     trainer.zero.queue_checksums(trainer.checksums, trainer.checksums + count);
     const std::string difference = replica_difference(trainer.read(trainer.checksums, count, timeout_seconds, "the checksums of the weights"), trainer.table, trainer.zero.layout());
-    if (difference.empty()) return;
-    throw AgreedError(difference + ": a bit flipped in memory or on a link, or the ranks' libraries or devices differ. What was trained since the last evaluation is wrong; start again without "
-                      "that machine", 1);
+    if (difference.empty()) return "";
+    return difference + ": a bit flipped in memory or on a link, or the ranks' libraries or devices differ. What was trained since the last evaluation is wrong; start again without that machine";
 }
 
 // Text that the model continues `prompt` with. Each token is a full forward pass over the last T tokens. Where parameters are sharded all ranks take part

@@ -61,6 +61,9 @@ void check_started_alike(const Process& process, const Options& options) {
     check_equal(process, program_hash(), [](const std::string& own, const std::string& other) {
         return format("this rank runs another build of the program (hash %s) than rank 0 (%s); copy one build to all hosts", own.c_str(), other.c_str());
     });
+    check_equal(process, options.help ? "help" : "", [](const std::string& own, const std::string&) {
+        return format("--help was given on %s; start every rank with the same options", own.empty() ? "rank 0 and not here" : "this rank and not on rank 0");
+    });
     std::string lines;
     for (const OptionRow& row : option_rows(options)) lines += row.name + "=" + row.value + '\0';
     check_equal(process, lines, describe_options);

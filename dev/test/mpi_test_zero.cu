@@ -254,28 +254,19 @@ void flip_bit(void* address, cudaStream_t stream) {
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-std::string replica_error(Trainer& trainer) {
-    try {
-        check_replicas(trainer, /*timeout_seconds=*/60);
-    } catch (const AgreedError& error) {
-        return error.what();
-    }
-    return "";
-}
-
 // A bit flipped in the last rank's copy of what every rank holds, then flipped back.
 void check_flip(Check& check, const Process& process, const Communicator& comm, const Case& c, int stage) {
     const auto trainer = make_trainer(process, comm, c, {.stage = stage});
     const size_t b = trainer->zero.layout().buckets.size() - 1;
     const ZeroEngine::Owned owned = trainer->zero.owned_by_this_rank(b);
     const std::string what = format("%s, stage %d", text(c).c_str(), stage);
-    check.expect(replica_error(*trainer).empty(), what + ": replicas are equal at the start");
+    check.expect(check_replicas(*trainer, /*timeout_seconds=*/60).empty(), what + ": replicas are equal at the start");
     const struct { const char* name; void* address; bool replicated; } arrays[] = {
         {"weights", owned.params, stage < 3}, {"fp32 master weights", const_cast<float*>(trainer->zero.master()) + owned.state_begin, stage == 0},
         {"second moments", const_cast<float*>(trainer->zero.second_moments()) + owned.state_begin, stage == 0}};
     for (const auto& array : arrays) {
         if (process.rank == process.ranks - 1) flip_bit(array.address, trainer->stream);
-        const std::string message = replica_error(*trainer);
+        const std::string message = check_replicas(*trainer, /*timeout_seconds=*/60);
         if (process.rank == process.ranks - 1) flip_bit(array.address, trainer->stream);
         if (process.ranks == 1 || !array.replicated) {
             check.expect(message.empty(), format("%s: there is one copy of the %s only", what.c_str(), array.name));

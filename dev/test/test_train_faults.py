@@ -70,7 +70,7 @@ def test_ranks_with_another_build_are_refused(train, tmp_path):
 
 
 def test_help_on_one_rank_alone_does_not_hang(train):
-    assert_refused(train(3, on_rank_1='set -- "$@" --help', timeout=30, ok=False))
+    assert_refused(train(3, on_rank_1='set -- "$@" --help', timeout=30, ok=False), "--help was given on this rank")
 
 
 # ---- a rank or a machine that fails ---------------------------------------------------------------------------------------------------
@@ -150,3 +150,5 @@ def test_a_flipped_bit_in_one_rank_ends_the_run_at_the_next_evaluation(train, sa
     assert re.findall(r"^error.*?:", run.output, re.MULTILINE) == ["error:"], run.output
     assert f"error: rank 1 does not hold the same {what} as the others: " in run.output, run.output
     assert [record["step"] for record in run.records("train")] == [0, 1] and run.records("val") == []
+    assert run.records("event")[-1] == {"kind": "event", "step": 1, "event": "error", "reason": "replicas"}
+    assert f"ended after step 2: rank 1 does not hold the same {what}" in (run.out / "log.rank2").read_text()
