@@ -62,7 +62,10 @@ public:
           buckets_(layout_.buckets.size()), units_(table.units.size()), slots_(schedule_.slot_counts.size()), stalls_(compute) {
         communicate_ = compute_;
         if (config.overlap) {
-            CUDA_CHECK(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
+            // First in line: a collective's few blocks start when any block of the product beside them ends, not after all of them.
+            int lowest = 0, highest = 0;
+            CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+            CUDA_CHECK(cudaStreamCreateWithPriority(&own_stream_, cudaStreamNonBlocking, highest));
             communicate_ = own_stream_;
         }
         allocate_state(memory);
