@@ -8,8 +8,8 @@
 // 4. A bit flipped in one rank's replica is found and named.
 //
 // Cases: tied and untied, merged buckets and one unit a bucket, 1 and 4 micro-steps, ranks and micro-steps with unequal numbers of valid targets
-// (one micro-step of rank 0 has none), signal only in the first or only in the last micro-step, the head in chunks, gradients in fp32. Prints `N passed,
-// N failed`.
+// (one micro-step of rank 0 has none), signal only in the first or only in the last micro-step, the head in chunks, gradients in fp32. --quick runs a covering
+// part of them. Prints `N passed, N failed`.
 #include "dev/test/zero_testing.cuh"
 
 namespace {
@@ -295,15 +295,17 @@ int main(int argc, char** argv) {
                 run_case(check, process, comm, {tied, bucket_mb, 4, Signal::kLast});
             }
             for (const int micro_steps : {1, 4}) {
+                if (quick && micro_steps == 1) continue;
                 run_case(check, process, comm, {.tied = tied, .bucket_mb = 0, .micro_steps = micro_steps, .chunks = 3, .fp32_gradients = micro_steps == 1, .large_embedding = true});
                 if (quick) continue;
                 run_case(check, process, comm, {.tied = tied, .bucket_mb = 0, .micro_steps = micro_steps, .chunks = 2});
                 run_case(check, process, comm, {.tied = tied, .bucket_mb = 0.02, .micro_steps = micro_steps, .fp32_gradients = true});
             }
-            check_recompute(check, process, comm, {tied, 0.0, 1});
+            if (!quick || tied) check_recompute(check, process, comm, {tied, 0.0, 1});
             for (const int stage : {0, 1, 2, 3}) {
-                check_skip(check, process, comm, {tied, 0.0, 1}, stage, 0);
+                if (quick && (stage % 2 == 0) == tied) continue;
                 check_skip(check, process, comm, {tied, 0.0, 4}, stage, tied ? 3 : 1);
+                if (!quick) check_skip(check, process, comm, {tied, 0.0, 1}, stage, 0);
                 check_flip(check, process, comm, {tied, 0.0, 1}, stage);
             }
         }

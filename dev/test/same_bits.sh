@@ -21,16 +21,22 @@ bits() { # NAME [VARIABLE=value ...]
     grep '^bits' "$folder/$name.log" >"$folder/$name.bits"
 }
 
-bits plain _=_ || { echo "0 passed, 1 failed"; exit 1; }
+modes=(HOSTCUDA_ASYNC=1+HOSTCUDA_ASYNC_SEED={1,2,3} HOSTCUDA_PROTECT=1 HOSTCUDA_SCHEDULE={1,2,3,4,5} HOSTCUDA_THREADS=3)
+# Three at a time: delayed streams sleep more than they compute.
+for mode in plain=plain "${modes[@]}"; do
+    [ "$(jobs -rp | wc -l)" -lt 3 ] || wait -n || true
+    IFS=+ read -ra variables <<<"$mode"
+    bits "$mode" "${variables[@]}" &
+done
+wait
 passed=0 failed=0
-for mode in HOSTCUDA_ASYNC=1,HOSTCUDA_ASYNC_SEED={1,2,3} HOSTCUDA_PROTECT=1 HOSTCUDA_SCHEDULE={1,2,3,4,5} HOSTCUDA_THREADS=3; do
-    IFS=, read -ra variables <<<"$mode"
-    if bits "$mode" "${variables[@]}" && cmp -s "$folder/plain.bits" "$folder/$mode.bits"; then
+for mode in "${modes[@]}"; do
+    if [ -s "$folder/plain=plain.bits" ] && cmp -s "$folder/plain=plain.bits" "$folder/$mode.bits"; then
         echo "ok     $mode"
         passed=$((passed + 1))
     else
-        echo "FAILED $mode: bits differ from a plain run's"
-        diff "$folder/plain.bits" "$folder/$mode.bits" | head -n 10 || true
+        echo "FAILED $mode: it failed, or its bits differ from a plain run's"
+        diff "$folder/plain=plain.bits" "$folder/$mode.bits" | head -n 10 || true
         failed=$((failed + 1))
     fi
 done
