@@ -30,7 +30,7 @@
 #include "llmc/device_memory.cuh"
 // select_device, measure_product_flops
 #include "llmc/device_setup.cuh"
-// check_started_alike, check_same_data, replica_difference
+// check_started_alike, check_same_files, replica_difference
 #include "llmc/replicas.h"
 // Communicator (reduce-scatter, all-gather over NCCL), wait_for_event
 #include "llmc/comm.cuh"
@@ -164,7 +164,9 @@ static int run(int argc, char** argv, const Process& process) {
         plan.steps = total_steps(options, loader->windows(), loader->windows_per_step());
         plan.schedule = make_lr_schedule(options, plan.steps);
     });
-    check_same_data(process, options.train_data, data_fingerprint(loader->shards()));
+    // Ranks that see other files would train on other data, or wait for one another in an evaluation or a sample.
+    check_same_files(process, "shards of --train-data " + options.train_data, data_fingerprint(loader->shards()));
+    check_same_files(process, "shards of --val-data " + options.val_data, plan.val_loader ? data_fingerprint(plan.val_loader->shards()) : "none");
     if (options.show_batch >= 0) {
         if (process.rank == 0) {
             for (const WindowOrigin& w : loader->describe(options.show_batch)) {
@@ -176,9 +178,12 @@ static int run(int argc, char** argv, const Process& process) {
     std::unique_ptr<DecodeTable> decode;
     std::unique_ptr<RunFolder> folder;
     std::unique_ptr<MetricsWriter> metrics;
+    const std::string decode_path = folder_of(loader->shards().shards[0].path()) + "/decode.bin";
     run_on_all_ranks(process, [&] {
-        const std::string decode_path = folder_of(loader->shards().shards[0].path()) + "/decode.bin";
         if (access(decode_path.c_str(), R_OK) == 0) decode = std::make_unique<DecodeTable>(decode_path);
+    });
+    check_same_files(process, "bytes in " + decode_path, decode ? file_hash(decode_path) : "missing");
+    run_on_all_ranks(process, [&] {
         for (const int id : decode ? decode->encode(options.prompt) : std::vector<int>()) {  // a prompt that does not fit is refused now
             CHECK(id < plan.config.vocab_size, "--prompt has token id %d, outside the model's vocabulary of %d; use another prompt", id, plan.config.vocab_size);
         }

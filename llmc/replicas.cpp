@@ -50,12 +50,14 @@ std::string bucket_name(size_t b, const ParamTable& table, const FlatLayout& lay
 
 }  // namespace
 
-std::string program_hash() {
-    const MappedFile file("/proc/self/exe");
+std::string file_hash(const std::string& path) {
+    const MappedFile file(path);
     Hash64 hash;
     hash.add(file.data(), file.size());
     return hash.hex();
 }
+
+std::string program_hash() { return file_hash("/proc/self/exe"); }
 
 void check_started_alike(const Process& process, const Options& options) {
     check_equal(process, program_hash(), [](const std::string& own, const std::string& other) {
@@ -69,9 +71,9 @@ void check_started_alike(const Process& process, const Options& options) {
     check_equal(process, lines, describe_options);
 }
 
-void check_same_data(const Process& process, const std::string& pattern, const std::string& fingerprint) {
+void check_same_files(const Process& process, const std::string& what, const std::string& fingerprint) {
     check_equal(process, fingerprint, [&](const std::string& own, const std::string& other) {
-        return format("--train-data %s gives this rank other shards (fingerprint %s) than rank 0 (%s); every rank must see the same files", pattern.c_str(), own.c_str(), other.c_str());
+        return format("this rank sees other %s (fingerprint %s) than rank 0 (%s); every rank must see the same files", what.c_str(), own.c_str(), other.c_str());
     });
 }
 

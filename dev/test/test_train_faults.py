@@ -45,13 +45,17 @@ def test_a_file_hidden_from_one_rank_ends_all_and_names_it(train, data, tmp_path
     assert_refused(train(3, "--train-data", "train_*.bin", on_rank_1=f"cd {tmp_path}/empty", cwd=data, timeout=30, ok=False), "train_*.bin")
 
 
-def test_ranks_that_see_other_shards_are_refused(train, tmp_path):
-    """Rank 1 works in a folder that lacks one of two shards."""
-    for folder, shards in (("all", 2), ("some", 1)):
+@pytest.mark.parametrize("missing, words", [("train_1.bin", "other shards of --train-data train_*.bin"), ("val_1.bin", "other shards of --val-data val_*.bin"),
+                                            ("decode.bin", "other bytes in ./decode.bin (fingerprint missing)")])
+def test_ranks_that_see_other_files_are_refused(train, data, tmp_path, missing, words):
+    """Rank 1 works in a folder that lacks one of the files."""
+    for folder in ("all", "some"):
         (tmp_path / folder).mkdir()
-        for shard in range(shards):
-            write_shard(tmp_path / folder / f"train_{shard}.bin", [i % 250 for i in range(2000)])
-    assert_refused(train(3, "--train-data", "train_*.bin", on_rank_1=f"cd {tmp_path}/some", cwd=tmp_path / "all", timeout=30, ok=False), "other shards")
+        for name in ("train_0.bin", "train_1.bin", "val_0.bin", "val_1.bin"):
+            write_shard(tmp_path / folder / name, [i % 250 for i in range(2000)])
+        shutil.copyfile(data / "decode.bin", tmp_path / folder / "decode.bin")
+    (tmp_path / "some" / missing).unlink()
+    assert_refused(train(3, "--train-data", "train_*.bin", "--val-data", "val_*.bin", on_rank_1=f"cd {tmp_path}/some", cwd=tmp_path / "all", timeout=30, ok=False), words)
 
 
 def test_ranks_with_other_options_are_refused(train):
