@@ -66,6 +66,8 @@
 #include "llmc/schedule.h"
 // checksum: the bits of a buffer in one number
 #include "llmc/checksum.cuh"
+// Gradients: where they are written, accumulated and reduced
+#include "llmc/gradients.cuh"
 // ZeroEngine: who holds which slice; queues what the schedule says
 #include "llmc/zero.cuh"
 // SpanTimer, PhaseTimers: how long the compute stream spends in each phase of a step, or waits

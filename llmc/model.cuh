@@ -193,14 +193,14 @@ public:
             const size_t first = static_cast<size_t>(chunk) * rows;
             matmul_forward(matmuls_, logits_, norm_final_ + first * C, weight, nullptr, rows, C, Vp, stream_);
             cross_entropy<true>(losses_ + first, logits_, targets + first, inv_valid, rows, config_.vocab_size, Vp, stream_);
-            floatX* g = zero.begin_gradients(weight_unit, chunk, chunks);
+            floatX* g = zero.gradients().begin(weight_unit, chunk, chunks);
             matmul_backward_weight(matmuls_, g + weight_offset, logits_, norm_final_ + first * C, rows, C, Vp, stream_);
             matmul_backward_input(matmuls_, d_norm_ + first * C, logits_, weight, rows, C, Vp, stream_);
-            if (chunk + 1 < chunks) zero.end_part(weight_unit, weight_offset, static_cast<size_t>(Vp) * C);
+            if (chunk + 1 < chunks) zero.gradients().end_part(weight_unit, weight_offset, static_cast<size_t>(Vp) * C);
         }
-        floatX* g = config_.tied ? zero.begin_gradients(head_unit) : zero.open_gradients(head_unit);
+        floatX* g = config_.tied ? zero.gradients().begin(head_unit) : zero.gradients().open(head_unit);
         rmsnorm_backward(d_residual_, g + offsets_.final_norm, scratch_, d_norm_, residual_final_, zero.params(head_unit) + offsets_.final_norm, rstd_final_, N, C, false, stream_);
-        zero.end_gradients(head_unit);
+        zero.gradients().end(head_unit);
     }
 
     // The head in an evaluation: per-token losses.
@@ -289,7 +289,7 @@ private:
         const LayerActivations& a = layers_[unit - table_.layer_unit(0)];
         const floatX* w = zero.params(unit);
         recompute(a, w);
-        floatX* g = zero.begin_gradients(unit);
+        floatX* g = zero.gradients().begin(unit);
         // Feed-forward: d_residual is the gradient of the layer's output and of the branch alike.
         matmul_backward_weight(matmuls_, g + offsets_.down, d_residual_, a.swiglu, N, F, C, stream_);
         matmul_backward_input(matmuls_, d_swiglu_, d_residual_, w + offsets_.down, N, F, C, stream_);
@@ -311,21 +311,21 @@ private:
         matmul_backward_weight(matmuls_, g + offsets_.qkv, d_qkv_, a.norm1, N, C, QKV, stream_);
         matmul_backward_input(matmuls_, d_norm_, d_qkv_, w + offsets_.qkv, N, C, QKV, stream_);
         rmsnorm_backward(d_residual_, g + offsets_.attention_norm, scratch_, d_norm_, a.residual_in, w + offsets_.attention_norm, a.rstd1, N, C, true, stream_);
-        zero.end_gradients(unit);
+        zero.gradients().end(unit);
     }
 
     void embedding_part_backward(ZeroEngine& zero, const int* tokens, const int* sorted_positions) {
         const int unit = table_.embedding_unit(), C = config_.channels;
         floatX* g = nullptr;
         if (config_.tied) {  // the head's gradient is there
-            g = zero.open_gradients(unit) + offsets_.embedding;
+            g = zero.gradients().open(unit) + offsets_.embedding;
         } else {
-            g = zero.begin_gradients(unit) + offsets_.embedding;
+            g = zero.gradients().begin(unit) + offsets_.embedding;
             const size_t bytes = static_cast<size_t>(config_.padded_vocab()) * C * sizeof(floatX);
             CUDA_CHECK(cudaMemsetAsync(g, 0, bytes, stream_));  // most tokens of the vocabulary do not occur
         }
         embedding_backward(g, d_residual_, tokens, sorted_positions, B_ * T_, C, stream_);
-        zero.end_gradients(unit);
+        zero.gradients().end(unit);
     }
 
     // q and k as attention sees them lie in qkv, or with a QK-norm in a buffer of their own; v always lies in qkv.

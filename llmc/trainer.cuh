@@ -127,7 +127,7 @@ struct Trainer {
                 zero.start_gather(rank_counts, rank_counts + comm.size(), 1);
                 break;
             case OpKind::kForward:
-                if (op.index == table.embedding_unit()) zero.begin_micro_step(op.micro_step, state);
+                if (op.index == table.embedding_unit()) zero.gradients().begin_micro_step(op.micro_step, state);
                 phases.enter(&phases.forward);
                 model.forward_unit(zero, op.index, inputs + first, B, T);
                 break;

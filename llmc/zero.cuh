@@ -2,11 +2,7 @@
 // (schedule.h, which says what the stages are) are queued.
 //
 // The model only says "I need unit u's parameters", "where do unit u's gradients go" and "unit u's gradients of this micro-step are complete"; it always
-// overwrites. Whole or sharded, gathered or in place, straight to its place or through a staging buffer is decided here.
-//
-// Accumulation. A unit's gradients come in addends: one a micro-step, for the head's weight one a chunk of the head. An addend that is the first of a step (or,
-// where gradients are reduced on every micro-step, of a micro-step) overwrites; each later one goes to a staging buffer and is added by one kernel, in the
-// gradients' type: floatX with stochastic rounding, or fp32, where every addend goes through the staging buffer because products write floatX.
+// overwrites. Whole or sharded, gathered or in place is decided here, for gradients in gradients.cuh.
 //
 // Streams: the model computes on `compute`; collectives run on a communication stream of their own (the same one without overlap), ordered by
 // events alone. The order of collectives is that of the schedule, so it is the same on every rank.
@@ -15,13 +11,14 @@
 #include <cmath>
 #include <vector>
 
-#include "llmc/accumulate.cuh"
 #include "llmc/adamw.cuh"
 #include "llmc/checksum.cuh"
 #include "llmc/comm.cuh"
 #include "llmc/device_memory.cuh"
 #include "llmc/global_norm.cuh"
+#include "llmc/gradients.cuh"
 #include "llmc/init.cuh"
+#include "llmc/order_event.cuh"
 #include "llmc/param_table.h"
 #include "llmc/reduce.cuh"
 #include "llmc/schedule.h"
@@ -39,27 +36,13 @@ struct ZeroConfig {
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
 };
 
-// An event that orders two streams and carries no time.
-class OrderEvent {
-public:
-    OrderEvent() { CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
-    OrderEvent(const OrderEvent&) = delete;
-    OrderEvent& operator=(const OrderEvent&) = delete;
-    ~OrderEvent() { cudaEventDestroy(event_); }
-    void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
-    void wait(cudaStream_t stream) { CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }  // no-op if never recorded
-
-private:
-    cudaEvent_t event_ = nullptr;
-};
-
 class ZeroEngine {
 public:
     ZeroEngine(const ParamTable& table, const Communicator& comm, const ZeroConfig& config, DeviceMemory& memory, cudaStream_t compute)
         : table_(table), comm_(comm), config_(config), compute_(compute), layout_(make_flat_layout(table, comm.size(), config.bucket_mb, sizeof(floatX))),
-          fp32_(config.fp32_gradients || std::is_same_v<floatX, float>),
-          schedule_(make_schedule(table, layout_, {config.stage, config.micro_steps, config.sync_every_micro_step, sizeof(floatX), gradient_bytes()})),
-          buckets_(layout_.buckets.size()), units_(table.units.size()), slots_(schedule_.slot_counts.size()), stalls_(compute) {
+          schedule_(make_schedule(table, layout_, {config.stage, config.micro_steps, config.sync_every_micro_step, sizeof(floatX), gradient_element_bytes(config.fp32_gradients)})),
+          gradients_(table, layout_, schedule_, comm, {config.micro_steps, config.lmhead_chunks, config.fp32_gradients}, memory, compute), buckets_(layout_.buckets.size()),
+          slots_(schedule_.slot_counts.size()), stalls_(compute) {
         communicate_ = compute_;
         if (config.overlap) {
             // First in line: a collective's few blocks start when any block of the product beside them ends, not after all of them.
@@ -69,7 +52,6 @@ public:
             communicate_ = own_stream_;
         }
         allocate_state(memory);
-        allocate_gradient_buffers(memory);
         CUDA_CHECK(cudaStreamSynchronize(compute_));
     }
     ZeroEngine(const ZeroEngine&) = delete;
@@ -82,6 +64,8 @@ public:
     const ZeroConfig& config() const { return config_; }
     const Schedule& schedule() const { return schedule_; }
     const Sharding& sharding() const { return schedule_.sharding; }
+    Gradients& gradients() { return gradients_; }
+    const Gradients& gradients() const { return gradients_; }
     // Where the compute stream waits for communication; begin_step() and total_ms() are the trainer's.
     SpanTimer& stalls() { return stalls_; }
 
@@ -174,53 +158,6 @@ public:
         CUDA_CHECK(cudaMemsetAsync(v_, 0, state_count_ * sizeof(float), compute_));
     }
 
-    // ---- gradients ------------------------------------------------------------------------------------------------------------
-    // Starts micro-step `micro_step` of config().micro_steps; `state` gives the random numbers their step.
-    void begin_micro_step(int micro_step, const StepState* state) {
-        micro_step_ = micro_step;
-        state_ = state;
-        for (BucketState& bucket : buckets_) bucket.in_flight = nullptr;
-        if (micro_step > 0 && !schedule_.reduce_every_micro_step) return;
-        for (UnitState& unit : units_) unit.started = false;
-    }
-
-    // Where the unit's next addend is to be written (overwritten). Units come in the order of backward; a tied embedding may be begun with the head and
-    // ended last. A micro-step's gradients are one addend, or `addends` of them, of which this is number `addend`: each but the last may hold a part of the unit
-    // only, which is ended with end_part().
-    floatX* begin_gradients(int unit, int addend = 0, int addends = 1) {
-        const Unit& u = table_.units[unit];
-        UnitState& state = units_[unit];
-        // Independent rounding errors on every rank, micro-step and chunk.
-        state.addend = static_cast<unsigned>((micro_step_ * comm_.size() + comm_.rank()) * addends + addend);
-        if (addends > 1 && !state.started) {  // which part comes first is not known here: all are added to 0
-            CUDA_CHECK(cudaMemsetAsync(destination(unit), 0, u.count * gradient_bytes(), compute_));
-            state.started = true;
-        }
-        const bool direct = !state.started && !widens();
-        state.open = direct ? static_cast<floatX*>(destination(unit)) : is_tied_embedding(unit) ? tied_staging_ : staging_;
-        if (direct && whole_gradients_only()) return state.open;  // its gaps were set to 0 once
-        for (const Unit::Gap& gap : u.gaps) CUDA_CHECK(cudaMemsetAsync(state.open + gap.offset, 0, gap.count * sizeof(floatX), compute_));
-        return state.open;
-    }
-
-    // Where the addend that was begun last is being written.
-    floatX* open_gradients(int unit) const { return units_[unit].open; }
-
-    // The elements [offset, offset + count) of an addend that is not the micro-step's last are queued: adds them.
-    void end_part(int unit, size_t offset, size_t count) { add_open_addend(unit, offset, count); }
-
-    // The last addend of this micro-step is queued.
-    void end_gradients(int unit) {
-        UnitState& state = units_[unit];
-        if (state.started) {
-            add_open_addend(unit, 0, table_.units[unit].count);
-        } else if (widens()) {
-            copy_to_float(static_cast<float*>(destination(unit)), state.open, table_.units[unit].count, compute_);
-        }
-        state.started = true;
-        state.open = nullptr;
-    }
-
     // ---- small collectives ----------------------------------------------------------------------------------------------------
     // Gathers `count` numbers of every rank into out (N, count), behind what the communication stream is doing; the compute stream goes on and takes the result
     // with finish_gather(). T: unsigned long long or double.
@@ -262,18 +199,13 @@ public:
         size_t begin, count;        // elements of the flat buffer
         size_t state_begin;         // elements of master, m, v
         floatX* params;             // first of them
-        const void* gradients;      // reduced, after the last micro-step; read_gradients() reads them
+        const void* gradients;      // reduced, after the last micro-step; of the type that gradients().with_type() gives
     };
     Owned owned_by_this_rank(size_t b) const {
         const Bucket& bucket = layout_.buckets[b];
-        if (!sharding().optimizer) return {bucket.begin, bucket.count, bucket.begin, params_ + bucket.begin, gradient(gradients_, bucket.begin)};
+        if (!sharding().optimizer) return {bucket.begin, bucket.count, bucket.begin, params_ + bucket.begin, gradients_.stepped(b)};
         const size_t slice = bucket.begin + comm_.rank() * bucket.slice_count;
-        return {slice, bucket.slice_count, bucket.slice_begin, params_ + (sharding().parameters ? bucket.slice_begin : slice), reduced_slice(b)};
-    }
-    // `count` reduced gradients of a bucket from the first this rank owns + `first`, on the host; waits.
-    std::vector<float> read_gradients(size_t b, size_t first, size_t count) const {
-        const void* address = gradient(owned_by_this_rank(b).gradients, first);
-        return fp32_ ? read_floats(static_cast<const float*>(address), count, compute_) : read_floats(static_cast<const floatX*>(address), count, compute_);
+        return {slice, bucket.slice_count, bucket.slice_begin, params_ + (sharding().parameters ? bucket.slice_begin : slice), gradients_.stepped(b)};
     }
     const float* master() const { return master_; }
     const float* first_moments() const { return m_; }
@@ -287,24 +219,12 @@ public:
     }
 
 private:
-    static constexpr size_t kBucketsInFlight = 2;  // one is written by backward while the other is reduced
-
-    struct GradientBuffer {
-        void* data = nullptr;
-        OrderEvent reduced;  // has been read
-    };
     struct BucketState {
-        floatX* params = nullptr;             // (bucket count) where they are whole; nullptr while they are not
-        bool gather_pending = false;          // the compute stream has not yet waited for `gathered`
-        OrderEvent gathered;                  // its parameters are whole
-        OrderEvent stepped;                   // this rank's part was updated
-        GradientBuffer* in_flight = nullptr;  // this micro-step's gradients, where they are reduced on every one
-        size_t partials_begin = 0;            // its partial sums of squares
-    };
-    struct UnitState {
-        bool started = false;   // its gradients hold an addend
-        unsigned addend = 0;    // key of the open addend's rounding
-        floatX* open = nullptr;
+        floatX* params = nullptr;     // (bucket count) where they are whole; nullptr while they are not
+        bool gather_pending = false;  // the compute stream has not yet waited for `gathered`
+        OrderEvent gathered;          // its parameters are whole
+        OrderEvent stepped;           // this rank's part was updated
+        size_t partials_begin = 0;    // its partial sums of squares
     };
     struct Slot {
         floatX* params = nullptr;
@@ -312,31 +232,14 @@ private:
     };
 
     // ---- memory ----
-    size_t gradient_bytes() const { return fp32_ ? sizeof(float) : sizeof(floatX); }
-    bool widens() const { return fp32_ && !std::is_same_v<floatX, float>; }
-    // Gradients are accumulated where they are stepped, and reduced once a step.
-    bool whole_gradients_only() const { return !schedule_.reduce_every_micro_step; }
-    bool is_tied_embedding(int unit) const { return table_.tied && unit == table_.embedding_unit(); }
-    bool has_tied_embedding(size_t b) const { return table_.tied && static_cast<int>(b) == layout_.bucket_of_unit[table_.embedding_unit()]; }
-    void* gradient(const void* base, size_t element) const { return static_cast<char*>(const_cast<void*>(base)) + element * gradient_bytes(); }
     floatX* home_of(size_t b) const { return slots_[schedule_.home_slot[b]].params; }
     size_t offset_in_bucket(const Parameter& p) const { return layout_.unit_begin[p.unit] - layout_.buckets[layout_.bucket_of_unit[p.unit]].begin + p.offset; }
-
-    // function(T*, ...) with the gradients' own type.
-    template <class Function>
-    void with_gradient_type(Function&& function) const {
-        fp32_ ? function(static_cast<float*>(nullptr)) : function(static_cast<floatX*>(nullptr));
-    }
 
     template <class Function>
     void for_each_parameter(size_t b, Function&& function) const {
         for (int unit = layout_.buckets[b].first_unit; unit < layout_.buckets[b].end_unit; ++unit) {
             for (int i = table_.units[unit].first_parameter; i < table_.units[unit].end_parameter; ++i) function(table_.parameters[i]);
         }
-    }
-
-    void* allocate_gradients(DeviceMemory& memory, const char* category, const char* name, size_t count) const {
-        return memory.allocate<char>(category, name, count * gradient_bytes());
     }
 
     // What stays from step to step, and the slots of sharded parameters.
@@ -363,38 +266,6 @@ private:
         CUDA_CHECK(cudaStreamSynchronize(compute_));  // decay_map leaves scope
     }
 
-    void allocate_gradient_buffers(DeviceMemory& memory) {
-        const bool whole = !sharding().gradients && (whole_gradients_only() || !sharding().optimizer);
-        if (whole) {
-            gradients_ = allocate_gradients(memory, "gradients", "gradients", layout_.total_count);
-            CUDA_CHECK(cudaMemsetAsync(gradients_, 0, layout_.total_count * gradient_bytes(), compute_));
-        }
-        size_t largest_bucket = 0, num_buckets = 0;
-        for (size_t b = 0; b < buckets_.size(); ++b) {
-            if (has_tied_embedding(b)) continue;
-            largest_bucket = std::max(largest_bucket, layout_.buckets[b].count);
-            ++num_buckets;
-        }
-        if (!whole_gradients_only()) {
-            shard_ = allocate_gradients(memory, "gradients", "gradient shard", layout_.shard_count);
-            if (config_.micro_steps > 1) shard_staging_ = allocate_gradients(memory, "buffers", "shard staging", layout_.max_slice_count);
-            in_flight_ = std::vector<GradientBuffer>(std::min(kBucketsInFlight, num_buckets));
-            for (GradientBuffer& buffer : in_flight_) buffer.data = allocate_gradients(memory, "buffers", "gradient bucket in flight", largest_bucket);
-            if (table_.tied) tied_bucket_.data = allocate_gradients(memory, "buffers", "gradient bucket of the tied embedding", layout_.buckets[0].count);
-        }
-        // Who writes to a staging buffer: every unit, or the one with the head's weight.
-        const bool every_unit = widens() || (whole_gradients_only() && config_.micro_steps > 1), chunks = config_.lmhead_chunks > 1;
-        size_t largest_unit = 0;
-        for (size_t unit = 0; unit < units_.size(); ++unit) {
-            if (is_tied_embedding(static_cast<int>(unit))) continue;
-            if (every_unit || (chunks && !table_.tied && static_cast<int>(unit) == table_.head_unit())) largest_unit = std::max(largest_unit, table_.units[unit].count);
-        }
-        staging_ = memory.allocate<floatX>("buffers", "gradient staging", largest_unit);
-        if (table_.tied && (every_unit || chunks)) {
-            tied_staging_ = memory.allocate<floatX>("buffers", "gradient staging of the tied embedding", table_.units[table_.embedding_unit()].count);
-        }
-    }
-
     // ---- parameters ----
     void gather(int b, int slot) {
         const Bucket& bucket = layout_.buckets[b];
@@ -418,73 +289,22 @@ private:
     }
 
     // ---- gradients ----
-    // Where the unit's gradients are accumulated.
-    void* destination(int unit) {
-        if (whole_gradients_only()) return gradient(gradients_, layout_.unit_begin[unit]);
-        const int b = layout_.bucket_of_unit[unit];
-        const Bucket& bucket = layout_.buckets[b];
-        BucketState& state = buckets_[b];
-        if (!state.in_flight) {
-            state.in_flight = has_tied_embedding(b) ? &tied_bucket_ : &in_flight_[next_in_flight_++ % in_flight_.size()];
-            state.in_flight->reduced.wait(compute_);
-            if (bucket.count > bucket.unit_count) {
-                CUDA_CHECK(cudaMemsetAsync(gradient(state.in_flight->data, bucket.unit_count), 0, (bucket.count - bucket.unit_count) * gradient_bytes(), compute_));
-            }
-        }
-        return gradient(state.in_flight->data, layout_.unit_begin[unit] - bucket.begin);
-    }
-
-    void add_open_addend(int unit, size_t offset, size_t count) {
-        const UnitState& state = units_[unit];
-        with_gradient_type([&](auto* typed) {
-            using Gradient = std::remove_pointer_t<decltype(typed)>;
-            accumulate_gradient(static_cast<Gradient*>(gradient(destination(unit), offset)), static_cast<const floatX*>(state.open + offset), count,
-                                table_.units[unit].logical_begin + offset, state.addend, state_, compute_);
-        });
-    }
-
-    void* reduced_slice(size_t b) const {
-        const Bucket& bucket = layout_.buckets[b];
-        if (!whole_gradients_only()) return gradient(shard_, bucket.slice_begin);
-        return gradient(gradients_, bucket.begin + comm_.rank() * bucket.slice_count);
-    }
-
     // The bucket's gradients of this micro-step are queued on the compute stream: sums them over ranks, and on the last micro-step squares this
     // rank's slice for the norm.
     void reduce(int b, int micro_step) {
-        const Bucket& bucket = layout_.buckets[b];
         const SpanTimer::Section stall(stalls_);
         order(compute_, communicate_);
-        with_gradient_type([&](auto* typed) {
+        gradients_.reduce(b, micro_step, communicate_);
+        if (micro_step < config_.micro_steps - 1) return;
+        gradients_.with_type([&](auto* typed) {
             using Gradient = std::remove_pointer_t<decltype(typed)>;
-            Gradient* slice = static_cast<Gradient*>(reduced_slice(b));
-            if (whole_gradients_only()) {
-                comm_.reduce_scatter_in_place(static_cast<Gradient*>(gradient(gradients_, bucket.begin)), bucket.slice_count, communicate_);
-            } else {
-                Gradient* sum = micro_step == 0 ? slice : static_cast<Gradient*>(shard_staging_);
-                comm_.reduce_scatter(sum, static_cast<const Gradient*>(buckets_[b].in_flight->data), bucket.slice_count, communicate_);
-                buckets_[b].in_flight->reduced.record(communicate_);
-                if (micro_step > 0) {
-                    accumulate_gradient(slice, static_cast<const Gradient*>(sum), bucket.slice_count, bucket.logical_begin + comm_.rank() * bucket.slice_count,
-                                        first_shard_addend() + micro_step, state_, communicate_);
-                }
-            }
-            if (micro_step == config_.micro_steps - 1) sum_of_squares(partials_ + buckets_[b].partials_begin, slice, bucket.slice_count, communicate_);
+            sum_of_squares(partials_ + buckets_[b].partials_begin, static_cast<const Gradient*>(gradients_.reduced_slice(b)), layout_.buckets[b].slice_count, communicate_);
         });
-    }
-
-    // A chunked head's addends have taken the keys below.
-    unsigned first_shard_addend() const {
-        return config_.lmhead_chunks == 1 ? 0 : static_cast<unsigned>(config_.micro_steps) * comm_.size() * config_.lmhead_chunks;
     }
 
     void gather_gradients(int b) {
         const SpanTimer::Section stall(stalls_);
-        with_gradient_type([&](auto* typed) {
-            using Gradient = std::remove_pointer_t<decltype(typed)>;
-            comm_.all_gather(static_cast<Gradient*>(gradient(gradients_, layout_.buckets[b].begin)), static_cast<const Gradient*>(reduced_slice(b)), layout_.buckets[b].slice_count,
-                             communicate_);
-        });
+        gradients_.gather(b, communicate_);
     }
 
     // ---- the update -------------------------------------------------------------------------------------------------------------
@@ -502,7 +322,7 @@ private:
 
     void step(int b, const StepState* state) {
         const Owned owned = owned_by_this_rank(b);
-        with_gradient_type([&](auto* typed) {
+        gradients_.with_type([&](auto* typed) {
             using Gradient = std::remove_pointer_t<decltype(typed)>;
             adamw_update(owned.params, master_ + owned.state_begin, m_ + owned.state_begin, v_ + owned.state_begin, static_cast<const Gradient*>(owned.gradients), decay_map_,
                          owned.begin, owned.count, state, config_.beta1, config_.beta2, config_.eps, config_.weight_decay, compute_);
@@ -523,20 +343,12 @@ private:
     const ZeroConfig config_;
     cudaStream_t compute_, communicate_ = nullptr, own_stream_ = nullptr;
     const FlatLayout layout_;
-    const bool fp32_;  // gradients are float
     const Schedule schedule_;
+    Gradients gradients_;
     std::vector<BucketState> buckets_;
-    std::vector<UnitState> units_;
     std::vector<Slot> slots_;
 
     floatX* params_ = nullptr;             // (total_count), or where they are sharded (shard_count)
-    void* gradients_ = nullptr;            // (total_count): where they are whole
-    void* shard_ = nullptr;                // (shard_count): reduced slices, where every micro-step is reduced
-    void* shard_staging_ = nullptr;        // (max_slice_count): a later micro-step's reduced slice
-    std::vector<GradientBuffer> in_flight_;  // (largest bucket) each: between backward and reduction
-    GradientBuffer tied_bucket_;           // (bucket 0): a tied embedding's gradient lives from head to end of backward
-    floatX* staging_ = nullptr;            // (largest unit): an addend that is to be added
-    floatX* tied_staging_ = nullptr;       // (embedding unit)
     float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr;  // (state_count_)
     uint8_t* decay_map_ = nullptr;         // one byte per kParameterAlign elements of the flat buffer
     double* partials_ = nullptr;           // partial sums of squares, bucket by bucket
@@ -545,7 +357,4 @@ private:
 
     OrderEvent numbers_gathered_, order_event_;
     SpanTimer stalls_;
-    size_t next_in_flight_ = 0;
-    int micro_step_ = 0;
-    const StepState* state_ = nullptr;
 };

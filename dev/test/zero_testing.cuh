@@ -100,12 +100,12 @@ inline double add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& ba
         // As Trainer::queue does it, with the number of valid targets that set_valid_tokens() gave.
         trainer.model.head_forward_backward(trainer.zero, trainer.targets, &trainer.state->inv_valid_tokens);
         for (const float loss : read_floats(trainer.model.losses(), static_cast<size_t>(trainer.B) * trainer.T, trainer.stream)) loss_sum += loss;
-        if (weight_part && trainer.table.tied) *weight_part = read_floats(trainer.zero.open_gradients(trainer.table.embedding_unit()), weight_count, trainer.stream);
+        if (weight_part && trainer.table.tied) *weight_part = read_floats(trainer.zero.gradients().open(trainer.table.embedding_unit()), weight_count, trainer.stream);
     }
     trainer.phases.enter(nullptr);
     for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
         const Bucket& bucket = trainer.zero.layout().buckets[b];
-        const std::vector<float> own = trainer.zero.read_gradients(b, 0, bucket.unit_count);
+        const std::vector<float> own = trainer.zero.gradients().read(b, 0, bucket.unit_count);
         for (size_t i = 0; i < own.size(); ++i) {
             (*sum)[bucket.logical_begin + i] += own[i];
             (*magnitude)[bucket.logical_begin + i] += std::fabs(own[i]);
@@ -158,7 +158,7 @@ inline void check_gradients(Check& check, const Trainer& trainer, float grad_nor
     for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
         const Bucket& bucket = trainer.zero.layout().buckets[b];
         const ZeroEngine::Owned owned = trainer.zero.owned_by_this_rank(b);
-        const std::vector<float> own = trainer.zero.read_gradients(b, 0, owned.count);
+        const std::vector<float> own = trainer.zero.gradients().read(b, 0, owned.count);
         for (size_t i = 0; i < own.size(); ++i) {
             const size_t in_bucket = owned.begin - bucket.begin + i;
             const bool padding = in_bucket >= bucket.unit_count;
