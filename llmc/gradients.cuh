@@ -164,7 +164,11 @@ private:
     size_t element_bytes() const { return gradient_element_bytes(fp32_); }
     bool widens() const { return fp32_ && !std::is_same_v<floatX, float>; }
     bool is_tied_embedding(int unit) const { return table_.tied && unit == table_.embedding_unit(); }
-    bool has_tied_embedding(size_t b) const { return table_.tied && static_cast<int>(b) == layout_.bucket_of_unit[table_.embedding_unit()]; }
+    // A bucket of the embedding, or of an untied head; a tied head is a norm and counts as a layer.
+    bool is_end(size_t b) const {
+        const int bucket = static_cast<int>(b);
+        return bucket == layout_.bucket_of_unit[table_.embedding_unit()] || (!table_.tied && bucket == layout_.bucket_of_unit[table_.head_unit()]);
+    }
     void* at(const void* base, size_t element) const { return static_cast<char*>(const_cast<void*>(base)) + element * element_bytes(); }
 
     void* allocate(DeviceMemory& memory, const char* category, const char* name, size_t count) const { return memory.allocate<char>(category, name, count * element_bytes()); }
@@ -172,15 +176,19 @@ private:
     void allocate_shard(DeviceMemory& memory) {
         shard_ = allocate(memory, "gradients", "gradient shard", layout_.shard_count);
         if (config_.micro_steps > 1) shard_staging_ = allocate(memory, "buffers", "shard staging", layout_.max_slice_count);
-        size_t largest = 0, num_buckets = 0;
+        // Tied: the embedding's gradient lives from the head to the end of backward. Untied: the head's is reduced long before the embedding's begins, so the two can
+        // take turns, which is smaller than two buffers that fit any bucket where embedding and head are larger than two layers.
+        size_t layers = 0, ends = 0, num_layers = 0;  // largest buckets
         for (size_t b = 0; b < layout_.buckets.size(); ++b) {
-            if (has_tied_embedding(b)) continue;
-            largest = std::max(largest, layout_.buckets[b].count);
-            ++num_buckets;
+            const bool end = is_end(b);
+            (end ? ends : layers) = std::max(end ? ends : layers, layout_.buckets[b].count);
+            num_layers += !end;
         }
-        in_flight_ = std::vector<Buffer>(std::min(kBucketsInFlight, num_buckets));
-        for (Buffer& buffer : in_flight_) buffer.data = allocate(memory, "buffers", "gradient bucket in flight", largest);
-        if (table_.tied) tied_bucket_.data = allocate(memory, "buffers", "gradient bucket of the tied embedding", layout_.buckets[0].count);
+        ends_apart_ = table_.tied || (num_layers > 0 && ends + std::min(kBucketsInFlight, num_layers) * layers < kBucketsInFlight * std::max(ends, layers));
+        const size_t num_others = ends_apart_ ? num_layers : layout_.buckets.size();
+        in_flight_ = std::vector<Buffer>(std::min(kBucketsInFlight, num_others));
+        for (Buffer& buffer : in_flight_) buffer.data = allocate(memory, "buffers", "gradient bucket in flight", ends_apart_ ? layers : std::max(ends, layers));
+        if (ends_apart_) end_in_flight_.data = allocate(memory, "buffers", "gradient bucket of embedding and head in flight", ends);
     }
 
     // Who writes to a staging buffer: every unit, or the one with the head's weight.
@@ -203,7 +211,7 @@ private:
         const Bucket& bucket = layout_.buckets[b];
         Buffer*& buffer = bucket_in_flight_[b];
         if (!buffer) {
-            buffer = has_tied_embedding(b) ? &tied_bucket_ : &in_flight_[next_in_flight_++ % in_flight_.size()];
+            buffer = ends_apart_ && is_end(b) ? &end_in_flight_ : &in_flight_[next_in_flight_++ % in_flight_.size()];
             buffer->reduced.wait(compute_);
             const size_t padding = bucket.count - bucket.unit_count;
             if (padding > 0) CUDA_CHECK(cudaMemsetAsync(at(buffer->data, bucket.unit_count), 0, padding * element_bytes(), compute_));
@@ -237,8 +245,9 @@ private:
     void* gradients_ = nullptr;            // (total_count): where they are whole
     void* shard_ = nullptr;                // (shard_count): reduced slices, where every micro-step is reduced
     void* shard_staging_ = nullptr;        // (max_slice_count): a later micro-step's reduced slice
-    std::vector<Buffer> in_flight_;        // (largest bucket) each: between backward and reduction
-    Buffer tied_bucket_;                   // (bucket 0): a tied embedding's gradient lives from head to end of backward
+    std::vector<Buffer> in_flight_;        // (largest bucket of those that use them) each: between backward and reduction
+    Buffer end_in_flight_;                 // (largest of embedding's and head's bucket): theirs, where ends_apart_
+    bool ends_apart_ = false;
     floatX* staging_ = nullptr;            // (largest unit): an addend that is to be added
     floatX* tied_staging_ = nullptr;       // (embedding unit)
 

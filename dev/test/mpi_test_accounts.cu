@@ -4,6 +4,7 @@
 //    design's formula, and by MPI, whose sends this program counts under the collectives. All four are the same number.
 // 2. Memory of parameters, gradients and optimizer: exactly so many bytes an element as the stage says.
 // 3. Stage 3 holds one rank's share and two units, in a deep model on 4 ranks.
+//    Stage 2 holds two buckets of gradients in flight, and those of embedding and head.
 // 4. Recompute and chunks of the head save exactly what they say; --device-memory is a limit to the byte; the device knows of no memory that the table lacks.
 //
 // Prints `N passed, N failed`.
@@ -313,6 +314,26 @@ void check_state_memory(Check& check, const Communicator& comm, bool tied, int s
                               fp32_gradients ? ", fp32 gradients" : "", tied ? "tied" : "untied", held, expected, held / params, exact));
 }
 
+// What stage 2 holds beside stage 1's buffers: gradients between backward and reduction. One unit a bucket: 0 the embedding, 1 to 3 layers, 4 the head.
+void check_buckets_in_flight(Check& check, const Communicator& comm, bool tied, bool large_embedding) {
+    const SentCase c = {.tied = tied, .merging = Merging::kNone, .stage = 1, .micro_steps = 1, .large_embedding = large_embedding};
+    const ModelConfig config = model_of(c);
+    size_t buffers[2];
+    std::vector<size_t> counts;
+    for (const int stage : {1, 2}) {
+        ZeroConfig zero = zero_config(c, config);
+        zero.stage = stage;
+        const Trainer trainer(comm, config, zero, Recompute::kNone, kB, kT, 0);
+        buffers[stage - 1] = bytes_in(trainer.memory, {"buffers"});
+        counts.clear();
+        for (const Bucket& bucket : trainer.zero.layout().buckets) counts.push_back(bucket.count);
+    }
+    // Tied: the embedding and two layers. Untied and large: embedding or head, and two layers; small: two of the largest.
+    const size_t ends = std::max(counts[0], counts[4]), layer = counts[1];
+    const size_t expected = (tied ? counts[0] + 2 * layer : large_embedding ? ends + 2 * layer : 2 * std::max(ends, layer)) * sizeof(floatX), held = buffers[1] - buffers[0];
+    check.expect(held == expected, format("gradients in flight in stage 2, %s, %s embedding: %zu bytes, expected %zu", tied ? "tied" : "untied", large_embedding ? "large" : "small", held, expected));
+}
+
 // ---- 3. stage 3 in a deep model ---------------------------------------------------------------------------------------------------
 
 void check_deep_memory(Check& check, const Communicator& comm, bool tied, int micro_steps) {
@@ -463,6 +484,9 @@ int main(int argc, char** argv) {
             }
         } else if (process.rank == 0) {
             printf("skip   the share of memory that stage 3 takes is checked with 4 ranks, these are %d\n", comm.size());
+        }
+        for (const bool tied : {false, true}) {
+            for (const bool large_embedding : {false, true}) check_buckets_in_flight(check, comm, tied, large_embedding);
         }
         for (const bool tied : {false, true}) check_levers(check, comm, tied);
         for (const int stage : {1, 3}) check_limit(check, comm, stage);
