@@ -225,6 +225,8 @@ static int run(int argc, char** argv, const Process& process) {
     double data_ms[kStepSlots] = {}, epochs[kStepSlots] = {};
     long long finished = 0;     // steps whose results were read
     long long fresh_start = 0;  // the first step after a pause: its time counts from its own beginning, not from the end of the step before
+    // Rank 0 alone, or where parameters are sharded all ranks, since they are gathered.
+    const bool reads_params = process.rank == 0 || trainer.zero.sharding().parameters;
     // What every rank has found out and ends for.
     const auto end_run = [&](long long step, const char* reason, const std::string& message) {
         printf("ended after step %lld: %s\n", step + 1, message.c_str());
@@ -283,7 +285,7 @@ static int run(int argc, char** argv, const Process& process) {
         if (metrics) metrics->val(step, result.loss, result.tokens);
     };
     const auto sample_and_print = [&](long long step) {
-        if (process.rank != 0 && !trainer.zero.sharding().parameters) return;
+        if (!reads_params) return;
         if (!decode) {
             printf("no sample: there is no decode.bin beside the training shards\n");
             return;
@@ -309,7 +311,7 @@ static int run(int argc, char** argv, const Process& process) {
         fflush(stdout);
         fresh_start = step + 1;
     }
-    const std::string hash = hash_parameters(trainer.zero, trainer.stream);
+    const std::string hash = reads_params ? hash_parameters(trainer.zero, trainer.stream) : "";
     if (process.rank == 0) {
         size_t free_bytes = 0, device_bytes = 0;
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));

@@ -33,7 +33,7 @@ struct UnitOffsets {
         const std::string layer = "model.layers.0.";
         embedding = table.offset_in_unit("model.embed_tokens.weight");
         final_norm = table.offset_in_unit("model.norm.weight");
-        if (!config.tied) head = table.offset_in_unit("lm_head.weight");
+        head = config.tied ? embedding : table.offset_in_unit("lm_head.weight");
         attention_norm = table.offset_in_unit(layer + "input_layernorm.weight");
         qkv = table.offset_in_unit(layer + "self_attn.q_proj.weight");
         if (config.qkv_bias) qkv_bias = table.offset_in_unit(layer + "self_attn.q_proj.bias");
@@ -185,18 +185,15 @@ public:
     void head_forward_backward(ZeroEngine& zero, const int* targets, const float* inv_valid) {
         const NvtxRange range("head");
         const int N = B_ * T_, C = config_.channels, Vp = config_.padded_vocab(), chunks = levers_.lmhead_chunks, rows = N / chunks;
-        const int head_unit = table_.head_unit(), weight_unit = config_.tied ? table_.embedding_unit() : head_unit;
-        const size_t weight_offset = config_.tied ? offsets_.embedding : offsets_.head;
+        const int head_unit = table_.head_unit(), weight_unit = head_weight_unit();
         final_norm(zero, N);
-        const floatX* weight = zero.params(weight_unit) + weight_offset;
         for (int chunk = 0; chunk < chunks; ++chunk) {
             const size_t first = static_cast<size_t>(chunk) * rows;
-            matmul_forward(matmuls_, logits_, norm_final_ + first * C, weight, nullptr, rows, C, Vp, stream_);
-            cross_entropy<true>(losses_ + first, logits_, targets + first, inv_valid, rows, config_.vocab_size, Vp, stream_);
+            cross_entropy<true>(losses_ + first, head_logits(zero, first, rows), targets + first, inv_valid, rows, config_.vocab_size, Vp, stream_);
             floatX* g = zero.gradients().begin(weight_unit, chunk, chunks);
-            matmul_backward_weight(matmuls_, g + weight_offset, logits_, norm_final_ + first * C, rows, C, Vp, stream_);
-            matmul_backward_input(matmuls_, d_norm_ + first * C, logits_, weight, rows, C, Vp, stream_);
-            if (chunk + 1 < chunks) zero.gradients().end_part(weight_unit, weight_offset, static_cast<size_t>(Vp) * C);
+            matmul_backward_weight(matmuls_, g + offsets_.head, logits_, norm_final_ + first * C, rows, C, Vp, stream_);
+            matmul_backward_input(matmuls_, d_norm_ + first * C, logits_, zero.params(weight_unit) + offsets_.head, rows, C, Vp, stream_);
+            if (chunk + 1 < chunks) zero.gradients().end_part(weight_unit, offsets_.head, static_cast<size_t>(Vp) * C);
         }
         floatX* g = config_.tied ? zero.gradients().begin(head_unit) : zero.gradients().open(head_unit);
         rmsnorm_backward(d_residual_, g + offsets_.final_norm, scratch_, d_norm_, residual_final_, zero.params(head_unit) + offsets_.final_norm, rstd_final_, N, C, false, stream_);
@@ -262,10 +259,13 @@ private:
                                        config_.channels, config_.norm_eps, stream_);
     }
 
-    floatX* head_logits(ZeroEngine& zero, int first, int rows) {
+    // Where the head's weight lies, at offsets_.head.
+    int head_weight_unit() const { return config_.tied ? table_.embedding_unit() : table_.head_unit(); }
+
+    // After final_norm(): logits of rows [first, first + rows).
+    floatX* head_logits(ZeroEngine& zero, size_t first, int rows) {
         const int C = config_.channels;
-        const floatX* weight = config_.tied ? zero.params(table_.embedding_unit()) + offsets_.embedding : zero.params(table_.head_unit()) + offsets_.head;
-        matmul_forward(matmuls_, logits_, norm_final_ + static_cast<size_t>(first) * C, weight, nullptr, rows, C, config_.padded_vocab(), stream_);
+        matmul_forward(matmuls_, logits_, norm_final_ + first * C, zero.params(head_weight_unit()) + offsets_.head, nullptr, rows, C, config_.padded_vocab(), stream_);
         return logits_;
     }
 

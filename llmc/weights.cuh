@@ -22,7 +22,7 @@ inline void load_parameters(ZeroEngine& zero, const SafetensorsFile& file, cudaS
 }
 
 // Hash of all parameters in the order of the table, padding left out: equal for equal weights, whatever the number of ranks, the buckets or the stage.
-// Collective; every rank gets it. Waits for the engine's streams.
+// Collective where parameters are sharded; every rank that calls it gets it. Waits for the engine's streams.
 inline std::string hash_parameters(ZeroEngine& zero, cudaStream_t stream) {
     Hash64 hash;
     zero.read_params([&](const Parameter& p, const floatX* address) {

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "llmc/error.h"
+#include "llmc/model_config.h"
 
 // A folder that is removed with everything in it.
 class TempFolder {
@@ -32,6 +33,23 @@ public:
 private:
     std::string path_;
 };
+
+// Three small layers in five units.
+inline ModelConfig small_config(bool tied = false, bool bias = false, bool qk_norm = false) {
+    ModelConfig config;
+    config.num_layers = 3;
+    config.channels = 24;  // rows that are no multiple of 128 elements leave gaps
+    config.num_heads = 4;
+    config.num_kv_heads = 2;
+    config.head_dim = 8;
+    config.ffn_dim = 40;
+    config.vocab_size = 300;
+    config.max_seq_len = 64;
+    config.tied = tied;
+    config.qkv_bias = bias;
+    config.qk_norm = qk_norm;
+    return config;
+}
 
 inline void write_file(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 

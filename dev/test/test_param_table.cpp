@@ -2,25 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "dev/test/host_test.h"
 #include "llmc/error.h"
 
 namespace {
-
-ModelConfig small_config(bool tied, bool bias, bool qk_norm) {
-    ModelConfig config;
-    config.num_layers = 3;
-    config.channels = 24;  // rows that are no multiple of 128 elements leave gaps
-    config.num_heads = 4;
-    config.num_kv_heads = 2;
-    config.head_dim = 8;
-    config.ffn_dim = 40;
-    config.vocab_size = 300;
-    config.max_seq_len = 64;
-    config.tied = tied;
-    config.qkv_bias = bias;
-    config.qk_norm = qk_norm;
-    return config;
-}
 
 class ParamTableTest : public testing::TestWithParam<std::tuple<bool, bool, bool>> {};
 

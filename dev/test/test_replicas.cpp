@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "host_test.h"
+#include "dev/test/host_test.h"
 #include "llmc/hash.h"
 
 namespace {
@@ -17,16 +17,7 @@ struct Model {
     FlatLayout layout;
 
     explicit Model(int ranks) {
-        ModelConfig config;
-        config.num_layers = 3;
-        config.channels = 24;
-        config.num_heads = 4;
-        config.num_kv_heads = 2;
-        config.head_dim = 8;
-        config.ffn_dim = 40;
-        config.vocab_size = 300;
-        config.max_seq_len = 64;
-        table = make_param_table(config);
+        table = make_param_table(small_config());
         layout = make_flat_layout(table, ranks, 0.0296, 2);
     }
     std::string difference(const std::vector<unsigned long long>& checksums) const { return replica_difference(checksums, table, layout); }

@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "host_test.h"
+#include "dev/test/host_test.h"
 
 namespace {
 
@@ -42,16 +42,9 @@ Made make(const Case& c, const ModelConfig& config) {
 
 // In bytes of bf16 an embedding of 18432 (30720 if large), layers of 11008, a head of 256 more than the embedding or, tied, of 256.
 Made make(const Case& c) {
-    ModelConfig config;
+    ModelConfig config = small_config(c.tied);
     config.num_layers = c.layers;
-    config.channels = 24;
-    config.num_heads = 4;
-    config.num_kv_heads = 2;
-    config.head_dim = 8;
-    config.ffn_dim = 40;
     config.vocab_size = c.vocab_size;
-    config.max_seq_len = 64;
-    config.tied = c.tied;
     return make(c, config);
 }
 

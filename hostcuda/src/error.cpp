@@ -81,7 +81,7 @@ static const char* const kVariables[] = {"HOSTCUDA_ARCH",     "HOSTCUDA_ASYNC", 
                                          "HOSTCUDA_FAULT",    "HOSTCUDA_MEMORY", "HOSTCUDA_PROFILE",    "HOSTCUDA_PROTECT",
                                          "HOSTCUDA_SCHEDULE", "HOSTCUDA_STACK",  "HOSTCUDA_THREADS"};
 
-static const char* environment(const char* name) {
+const char* env_text(const char* name) {
     static std::once_flag once;
     std::call_once(once, [] {
         for (char** entry = environ; entry && *entry; entry++) {
@@ -101,17 +101,15 @@ static const char* environment(const char* name) {
     return value && *value ? value : nullptr;
 }
 
-const char* env_text(const char* name) { return environment(name); }
-
 bool env_flag(const char* name) {
-    const char* value = environment(name);
+    const char* value = env_text(name);
     if (!value) return false;
     if (strcmp(value, "0") != 0 && strcmp(value, "1") != 0) stop("%s=%s is neither 0 nor 1", name, value);
     return value[0] == '1';
 }
 
 long long env_integer(const char* name, long long unset, long long low, long long high) {
-    const char* value = environment(name);
+    const char* value = env_text(name);
     if (!value) return unset;
     char* end;
     errno = 0;
@@ -123,7 +121,7 @@ long long env_integer(const char* name, long long unset, long long low, long lon
 }
 
 size_t env_bytes(const char* name, size_t unset) {
-    const char* value = environment(name);
+    const char* value = env_text(name);
     if (!value) return unset;
     static const struct {
         const char* name;
