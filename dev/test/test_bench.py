@@ -68,8 +68,33 @@ def test_figures(whole):
         rates = {"copy": row["bytes"] / row["us"] * 1e6, "product": row["flops"] / row["us"] * 1e6}
         assert row["share"] == pytest.approx(max(rates[of] / ceilings[of] for of in rates), rel=1e-4), row
         assert row["share"] == pytest.approx(rates[row["label"]] / ceilings[row["label"]], rel=1e-4), row
-        assert 0 < row["share"] < 1.5, row
+        assert row["share"] > 0, row  # no upper bound: what fits a cache is faster than the copy ceiling
     assert output.splitlines()[-1].endswith(f"; {len(names)} benchmarks, 0 failed checks")
+
+
+def test_fewest_bytes_and_useful_operations(whole):
+    """Counted by hand for the tiny preset: one layer's 196,864 parameters, 256 tokens in sequences of 128, bf16 and fp32 values of 2 and 4 bytes."""
+    rows = {row["name"]: row for row in whole[2]["benchmarks"]}
+    n, tokens = 196864, 256
+    bytes_of = {
+        f"accumulate_gradient/n={n}": 6 * n,              # sum read and written, addend read
+        f"accumulate_gradient_fp32/n={n}": 10 * n,
+        f"accumulate_gradient_fp32_addend/n={n}": 12 * n,
+        f"fill/n={n}": 2 * n,
+        f"copy_to_float/n={n}": 6 * n,
+        "attention_forward/B=2/T=128/NH=4/NKV=2/HD=32": 2 * tokens * 32 * (4 + 2 + 2 + 4) + 4 * tokens * 4,  # q, k, v, out; log-sum-exp in fp32
+        f"swiglu_forward/N={tokens}/F=384": 2 * tokens * 384 * 3,
+        f"swiglu_backward/N={tokens}/F=384": 2 * tokens * 384 * 5,
+        f"matmul_forward/N={tokens}/C=128/OC=256/bias=0": 2 * (tokens * 128 + 128 * 256 + tokens * 256),
+    }
+    flops_of = {
+        f"accumulate_gradient/n={n}": n,
+        "attention_forward/B=2/T=128/NH=4/NKV=2/HD=32": 4 * 32 * tokens * 4 * 128 // 2,  # two products of 2 flops; causal counts half
+        "attention_backward/B=2/T=128/NH=4/NKV=2/HD=32": 10 * 32 * tokens * 4 * 128 // 2,
+        f"matmul_forward/N={tokens}/C=128/OC=256/bias=0": 2 * tokens * 128 * 256,
+    }
+    assert {name: rows[name]["bytes"] for name in bytes_of} == pytest.approx(bytes_of, rel=1e-3)  # a kernel's step state is some bytes more
+    assert {name: rows[name]["flops"] for name in flops_of} == flops_of
 
 
 def test_shapes_come_from_the_models(tmp_path: Path):
