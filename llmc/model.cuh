@@ -217,8 +217,13 @@ public:
         return head_logits(zero, first, rows);
     }
 
-    float* losses() const { return losses_; }          // (N)
-    floatX* d_residual() const { return d_residual_; }  // (N, C)  gradient of the residual stream where backward has got to
+    // The unit that holds the head's weight.
+    int head_weight_unit() const { return config_.tied ? table_.embedding_unit() : table_.head_unit(); }
+
+    float* losses() const { return losses_; }                  // (N)
+    const floatX* norm_final() const { return norm_final_; }    // (N, C)  what the head multiplies with its weight
+    const floatX* d_norm() const { return d_norm_; }            // (N, C)  after head_forward_backward() its gradient
+    floatX* d_residual() const { return d_residual_; }          // (N, C)  gradient of the residual stream where backward has got to
 
     // Adds this micro-step's losses to *sum, or with `first` sets it.
     void add_losses(double* sum, bool first, int B, int T) { sum_to_double(sum, losses_, static_cast<size_t>(B) * T, !first, stream_); }
@@ -258,9 +263,6 @@ private:
         fused_residual_rmsnorm_forward(residual_final_, norm_final_, rstd_final_, layers_.back().residual_mid, branch_, zero.params(table_.head_unit()) + offsets_.final_norm, N,
                                        config_.channels, config_.norm_eps, stream_);
     }
-
-    // Where the head's weight lies, at offsets_.head.
-    int head_weight_unit() const { return config_.tied ? table_.embedding_unit() : table_.head_unit(); }
 
     // After final_norm(): logits of rows [first, first + rows).
     floatX* head_logits(ZeroEngine& zero, size_t first, int rows) {

@@ -3,9 +3,10 @@
 // 1. Oracle. Each rank computes the gradients of each of its micro-batches alone, on a one-rank engine, scaled by the global number of valid
 //    targets; their sum over ranks and micro-steps in double is what every stage's reduced gradient must equal, up to the roundings of the
 //    accumulation and of the ring, which are counted.
-// 2. Bits. Stages, overlap, recomputation and (with one micro-step) everything else must not change a bit of losses, norms, parameters and optimizer state.
-// 3. A NaN on one rank in one micro-step: all skip that step, nothing changes, and the next step is what it would have been without.
-// 4. A bit flipped in one rank's replica is found and named.
+// 2. The head, whole and in chunks, against a loop in double.
+// 3. Bits. Stages, overlap, recomputation and (with one micro-step) everything else must not change a bit of losses, norms, parameters and optimizer state.
+// 4. A NaN on one rank in one micro-step: all skip that step, nothing changes, and the next step is what it would have been without.
+// 5. A bit flipped in one rank's replica is found and named.
 //
 // Cases: tied and untied, merged buckets and one unit a bucket, 1 and 4 micro-steps, ranks and micro-steps with unequal numbers of valid targets
 // (one micro-step of rank 0 has none), signal only in the first or only in the last micro-step, the head in chunks, gradients in fp32. --quick runs a covering
@@ -105,7 +106,10 @@ struct Oracle {
 Oracle make_oracle(const Process& process, const Case& c) {
     Process alone;
     const Communicator comm(alone);
-    const auto trainer = make_trainer(alone, comm, {.tied = c.tied, .bucket_mb = c.bucket_mb, .micro_steps = 1, .large_embedding = c.large_embedding}, {.stage = 0, .overlap = false});
+    Case one_micro_step = c;
+    one_micro_step.micro_steps = 1;
+    one_micro_step.fp32_gradients = true;
+    const auto trainer = make_trainer(alone, comm, one_micro_step, {.stage = 0, .overlap = false});
     const size_t total = logical_count(trainer->table);
     Oracle oracle;
     oracle.sum.assign(total, 0);
@@ -121,7 +125,7 @@ Oracle make_oracle(const Process& process, const Case& c) {
         part.inputs += static_cast<size_t>(m) * kB * kT;
         part.targets += static_cast<size_t>(m) * kB * kT;
         part.sorted_positions += static_cast<size_t>(m) * kB * kT;
-        oracle.loss += add_chunked_gradients(*trainer, part, c.chunks, &oracle.sum, &oracle.magnitude);
+        oracle.loss += add_micro_batch_gradients(*trainer, part, &oracle.sum, &oracle.magnitude);
     }
     MPI_Allreduce(MPI_IN_PLACE, oracle.sum.data(), static_cast<int>(total), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, oracle.magnitude.data(), static_cast<int>(total), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
@@ -145,10 +149,102 @@ void check_first_step(Check& check, const Process& process, const Communicator& 
     const StepState state = trainer->read_state();
     const std::string what = text(c, run);
     check_gradients(check, *trainer, state.grad_norm, oracle.sum, oracle.magnitude, what);
-    // The same fp32 losses summed in double in another order, then one rounding to float. Where a chunk's product sums in another order, a logit may come out as
-    // its neighbour, and a loss moves by at most as much: here logits stay below 1.
-    const double allowed = 0x1p-23 * oracle.loss + (c.chunks > 1 ? 2 * kRoundoff<floatX> : 0.0);
+    // The same fp32 losses summed in double in another order, then one rounding to float.
+    const double allowed = 0x1p-23 * oracle.loss;
     check.expect(std::fabs(state.loss - oracle.loss) <= allowed, format("%s: loss %.8g, mean over all micro-batches %.8g", what.c_str(), state.loss, oracle.loss));
+}
+
+// Losses, the gradient that leaves the head and the gradient of its weight, against a loop in double that starts from the same rows and weight.
+void check_head(Check& check, const Process& process, const Case& c) {
+    Process alone;
+    const Communicator comm(alone);
+    const auto trainer = make_trainer(alone, comm, c, {.stage = 0, .overlap = false});
+    const ModelConfig& config = trainer->config;
+    const int N = kB * kT, C = config.channels, V = config.vocab_size, Vp = config.padded_vocab(), rows = N / c.chunks;
+    HostBatch batch(N);
+    fill_micro_batch(batch.buffers(), 0, c, config, process.rank, process, 1);
+    set_valid_tokens(*trainer, N);
+    const double inv_valid = static_cast<float>(1.0 / N);
+    trainer->copy_ids(batch.buffers(), N);
+    trainer->phases.begin_step(0);
+    for (const ScheduleOp& op : trainer->zero.schedule().step) {
+        if (op.kind == OpKind::kForward) trainer->queue(op);
+    }
+    queue_head(*trainer);
+    trainer->phases.enter(nullptr);
+    const auto read = [&](const auto* values, size_t count) { return read_floats(values, count, trainer->stream); };
+    const std::vector<float> losses = read(trainer->model.losses(), N), x = read(trainer->model.norm_final(), static_cast<size_t>(N) * C);
+    const std::vector<float> d_x = read(trainer->model.d_norm(), static_cast<size_t>(N) * C);
+    const Parameter& parameter = trainer->table.find(c.tied ? "model.embed_tokens.weight" : "lm_head.weight");
+    const std::vector<float> w = read(trainer->zero.params(parameter.unit) + parameter.offset, static_cast<size_t>(Vp) * C);
+    // A tied weight's last addend is still open: the embedding's part goes into it.
+    std::vector<double> d_w(w.size(), 0);
+    const auto add = [&](const std::vector<float>& values) { for (size_t i = 0; i < d_w.size(); ++i) d_w[i] += values[i]; };
+    if (!c.tied || c.chunks > 1) add(read_head_weight_gradient(*trainer));
+    if (c.tied) add(read(trainer->zero.gradients().open(parameter.unit) + parameter.offset, w.size()));
+
+    // A product rounds every addition in fp32, in an order the library chooses, then the sum to storage.
+    const double u = kRoundoff<floatX>;
+    const auto product_error = [&](double value, double size, int terms) {
+        const double sum_error = (terms + 2) * kRoundoff32 * size;
+        return sum_error + u * (std::fabs(value) + sum_error) + kTiny<floatX>;
+    };
+    std::vector<double> want_w(w.size(), 0), allowed_w(w.size(), 0), addend(w.size()), addend_size(w.size()), addend_error(w.size()), weight_size(w.size(), 0);
+    std::vector<double> z(V), d_z(V), d_z_error(V);
+    double loss_ratio = 0, x_ratio = 0, w_ratio = 0;
+    const auto worse = [](double* ratio, double error, double allowed) { *ratio = std::max(*ratio, error <= allowed ? (allowed > 0 ? error / allowed : 0.0) : std::max(2.0, error / allowed)); };
+    for (int n = 0; n < N; ++n) {
+        const int target = batch.buffers().targets[n];
+        double z_error = 0, largest = -INFINITY, exponentials = 0, want_loss = 0;
+        for (int v = 0; v < V; ++v) {
+            double size = 0;
+            z[v] = 0;
+            for (int i = 0; i < C; ++i) {
+                const double product = static_cast<double>(x[n * C + i]) * w[v * C + i];
+                z[v] += product;
+                size += std::fabs(product);
+            }
+            z_error = std::max(z_error, product_error(z[v], size, C));
+            largest = std::max(largest, z[v]);
+        }
+        for (int v = 0; v < V; ++v) exponentials += std::exp(z[v] - largest);
+        if (target >= 0) want_loss = largest + std::log(exponentials) - z[target];
+        // test_cross_entropy.cu counts the roundings of a row: in one this short, of logits this small, fewer than 64. Every logit off by at most z_error moves the
+        // loss by twice that, and a probability by a factor of exp of it.
+        const double arithmetic = 64 * kRoundoff32;
+        worse(&loss_ratio, std::fabs(losses[n] - want_loss), target < 0 ? 0 : 2 * z_error + arithmetic * (1 + want_loss));
+        for (int v = 0; v < V; ++v) {
+            const double p = std::exp(z[v] - largest) / exponentials, hit = v == target;
+            d_z[v] = target < 0 ? 0 : (p - hit) * inv_valid;
+            const double before_storage = (p * (std::expm1(2 * z_error) + arithmetic) + hit * kRoundoff32) * inv_valid;
+            d_z_error[v] = target < 0 ? 0 : before_storage + u * (std::fabs(d_z[v]) + before_storage) + kTiny<floatX>;
+        }
+        for (int i = 0; i < C; ++i) {
+            double value = 0, size = 0, error = 0;
+            for (int v = 0; v < V; ++v) {
+                value += d_z[v] * w[v * C + i];
+                size += (std::fabs(d_z[v]) + d_z_error[v]) * std::fabs(w[v * C + i]);
+                error += d_z_error[v] * std::fabs(w[v * C + i]);
+                addend[v * C + i] += d_z[v] * x[n * C + i];
+                addend_size[v * C + i] += (std::fabs(d_z[v]) + d_z_error[v]) * std::fabs(x[n * C + i]);
+                addend_error[v * C + i] += d_z_error[v] * std::fabs(x[n * C + i]);
+            }
+            worse(&x_ratio, std::fabs(d_x[n * C + i] - value), error + product_error(std::fabs(value) + error, size, Vp));
+        }
+        if ((n + 1) % rows != 0) continue;
+        for (size_t i = 0; i < want_w.size(); ++i) {  // the chunk's product
+            const double error = addend_size[i] == 0 ? 0 : addend_error[i] + product_error(std::fabs(addend[i]) + addend_error[i], addend_size[i], rows);
+            want_w[i] += addend[i];
+            allowed_w[i] += error;
+            weight_size[i] += std::fabs(addend[i]) + error;
+            addend[i] = addend_size[i] = addend_error[i] = 0;
+        }
+    }
+    // Chunks are added to nearest in fp32, stochastically in storage: up to twice the roundoff.
+    const double additions = std::expm1((c.chunks - 1) * std::log1p(c.fp32_gradients ? kRoundoff32 : 2 * u));
+    for (size_t i = 0; i < want_w.size(); ++i) worse(&w_ratio, std::fabs(d_w[i] - want_w[i]), allowed_w[i] + additions * weight_size[i]);
+    check.expect(loss_ratio <= 1 && x_ratio <= 1 && w_ratio <= 1,
+                 format("%s: the head against a loop in double: losses %.2f, gradient of its input %.2f, of its weight %.2f of the bound", text(c).c_str(), loss_ratio, x_ratio, w_ratio));
 }
 
 // Everything that must be equal to the bit, after steps whose results lie in slots [0, steps).
@@ -293,6 +389,9 @@ int main(int argc, char** argv) {
                 if (quick) continue;
                 run_case(check, process, comm, {tied, bucket_mb, 4, Signal::kFirst});
                 run_case(check, process, comm, {tied, bucket_mb, 4, Signal::kLast});
+            }
+            for (const int chunks : {1, 2, 3, 8}) {
+                for (const bool fp32_gradients : {false, true}) check_head(check, process, {.tied = tied, .bucket_mb = 0, .micro_steps = 1, .chunks = chunks, .fp32_gradients = fp32_gradients});
             }
             for (const int micro_steps : {1, 4}) {
                 if (quick && micro_steps == 1) continue;

@@ -84,23 +84,33 @@ inline std::pair<size_t, size_t> head_weight(const Trainer& trainer) {
     return {trainer.table.units[p.unit].logical_begin + p.offset, p.stored_count()};
 }
 
-// One micro-batch on a one-rank trainer of one micro-step and one chunk: adds its gradients and their magnitudes, in double, by logical position. Returns its sum
-// of losses. weight_part: receives the gradient of the head's weight that comes from the head alone (a tied weight's other part comes from the embedding).
-inline double add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude, std::vector<float>* weight_part = nullptr) {
+// The elements of the head's weight in the place where its gradients are accumulated; one-rank trainer, stage 0.
+inline std::vector<float> read_head_weight_gradient(const Trainer& trainer) {
+    const auto [begin, count] = head_weight(trainer);
+    const FlatLayout& layout = trainer.zero.layout();
+    const int b = layout.bucket_of_unit[trainer.model.head_weight_unit()];
+    return trainer.zero.gradients().read(b, begin - layout.buckets[b].logical_begin, count);
+}
+
+// The head of one micro-batch as Trainer::queue does it, with the number of valid targets that set_valid_tokens() gave; its token ids are on the device.
+inline void queue_head(Trainer& trainer) { trainer.model.head_forward_backward(trainer.zero, trainer.targets, &trainer.state->inv_valid_tokens); }
+
+// One micro-batch on a one-rank trainer of stage 0 and one micro-step: adds its gradients and their magnitudes, in double, by logical position. Returns its sum of
+// losses. after_head() is called where the head is queued.
+template <class AfterHead>
+inline double add_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude, AfterHead&& after_head) {
     trainer.copy_ids(batch, static_cast<size_t>(trainer.B) * trainer.T);
     trainer.phases.begin_step(0);
     double loss_sum = 0;
-    const auto [weight_begin, weight_count] = head_weight(trainer);
     for (const ScheduleOp& op : trainer.zero.schedule().step) {
         if (op.kind == OpKind::kCountTargets || op.kind == OpKind::kDecide || op.kind == OpKind::kStep) continue;
         if (op.kind != OpKind::kHead) {
             trainer.queue(op);
             continue;
         }
-        // As Trainer::queue does it, with the number of valid targets that set_valid_tokens() gave.
-        trainer.model.head_forward_backward(trainer.zero, trainer.targets, &trainer.state->inv_valid_tokens);
+        queue_head(trainer);
         for (const float loss : read_floats(trainer.model.losses(), static_cast<size_t>(trainer.B) * trainer.T, trainer.stream)) loss_sum += loss;
-        if (weight_part && trainer.table.tied) *weight_part = read_floats(trainer.zero.gradients().open(trainer.table.embedding_unit()), weight_count, trainer.stream);
+        after_head();
     }
     trainer.phases.enter(nullptr);
     for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
@@ -110,34 +120,39 @@ inline double add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& ba
             (*sum)[bucket.logical_begin + i] += own[i];
             (*magnitude)[bucket.logical_begin + i] += std::fabs(own[i]);
         }
-        if (!weight_part || trainer.table.tied || weight_begin < bucket.logical_begin || weight_begin >= bucket.logical_begin + bucket.unit_count) continue;
-        weight_part->assign(own.begin() + (weight_begin - bucket.logical_begin), own.begin() + (weight_begin - bucket.logical_begin + weight_count));
     }
     return loss_sum;
 }
 
-// The same for a head in `chunks` parts: its weight's gradient comes in as many addends, each what a micro-batch gives in which only the chunk's targets count.
-inline double add_chunked_gradients(Trainer& trainer, const BatchBuffers& batch, int chunks, std::vector<double>* sum, std::vector<double>* magnitude) {
-    std::vector<float> whole;
-    const double loss_sum = add_micro_batch_gradients(trainer, batch, sum, magnitude, &whole);
-    if (chunks == 1) return loss_sum;
-    const size_t begin = head_weight(trainer).first, rows = static_cast<size_t>(trainer.B) * trainer.T / chunks;
-    for (size_t i = 0; i < whole.size(); ++i) {  // what is left is the embedding's part
-        (*sum)[begin + i] -= whole[i];
-        (*magnitude)[begin + i] += trainer.table.tied ? std::fabs(whole[i]) : -std::fabs(whole[i]);
-    }
+// The same, where the magnitude of the head's weight is that of its addends, one for each chunk of the head. The trainer has fp32 gradients, which hold every
+// addend as it is and their sum but for chunks - 1 fp32 roundings, and as many chunks as the run that is judged: a product of other rows may add in another
+// order, and what that does to a gradient that cancels has no bound in its size.
+inline double add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude) {
+    const int chunks = trainer.zero.config().lmhead_chunks;
+    if (chunks == 1) return add_gradients(trainer, batch, sum, magnitude, [] {});
+    std::vector<double> own_sum(sum->size(), 0), own_magnitude(sum->size(), 0);
+    const double loss_sum = add_gradients(trainer, batch, &own_sum, &own_magnitude, [] {});
+    const auto [begin, count] = head_weight(trainer);
+    const size_t rows = static_cast<size_t>(trainer.B) * trainer.T / chunks;
     const std::vector<int> targets(batch.targets, batch.targets + rows * chunks);
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+    std::vector<double> last(own_sum.begin() + begin, own_sum.begin() + begin + count), addends(count, 0);
+    for (int chunk = 0; chunk + 1 < chunks; ++chunk) {
+        // Where only this chunk's targets count, the other chunks' addends are 0. A tied embedding's own part comes after the head and goes into the last addend.
         for (size_t row = 0; row < targets.size(); ++row) batch.targets[row] = row / rows == static_cast<size_t>(chunk) ? targets[row] : -1;
         std::vector<double> unused_sum(sum->size()), unused_magnitude(sum->size());
-        std::vector<float> part;
-        add_micro_batch_gradients(trainer, batch, &unused_sum, &unused_magnitude, &part);
-        for (size_t i = 0; i < part.size(); ++i) {
-            (*sum)[begin + i] += part[i];
-            (*magnitude)[begin + i] += std::fabs(part[i]);
+        std::vector<float> addend;
+        add_gradients(trainer, batch, &unused_sum, &unused_magnitude, [&] { addend = read_head_weight_gradient(trainer); });
+        for (size_t i = 0; i < count; ++i) {
+            addends[i] += std::fabs(addend[i]);
+            last[i] -= addend[i];
         }
     }
     std::copy(targets.begin(), targets.end(), batch.targets);
+    for (size_t i = 0; i < count; ++i) own_magnitude[begin + i] = addends[i] + std::fabs(last[i]);
+    for (size_t i = 0; i < sum->size(); ++i) {
+        (*sum)[i] += own_sum[i];
+        (*magnitude)[i] += own_magnitude[i];
+    }
     return loss_sum;
 }
 
@@ -149,10 +164,8 @@ inline void check_gradients(Check& check, const Trainer& trainer, float grad_nor
     const ZeroConfig& config = trainer.zero.config();
     const double u = config.fp32_gradients ? kRoundoff<float> : kRoundoff<floatX>;
     const double roundings = 2.0 * (trainer.micro_steps * config.lmhead_chunks - 1) + (trainer.comm.size() - 1);
-    // A chunk's addend is the product of fewer rows than the oracle's, which may be summed in another order and then rounded to the neighbour (twice the
-    // roundoff); a tied embedding's own part is known as a difference of two rounded numbers.
-    const double addends = config.lmhead_chunks > 1 ? 2.0 + 2.0 : 0.0;
-    const double factor = std::expm1(roundings * std::log1p(u) + addends * std::log1p(kRoundoff<floatX>));
+    // The expected sum has roundings of its own: add_micro_batch_gradients().
+    const double factor = std::expm1(roundings * std::log1p(u) + (config.lmhead_chunks - 1) * std::log1p(kRoundoff32));
     size_t wrong = 0, compared = 0;
     double largest = 0;
     for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {

@@ -198,10 +198,12 @@ TEST(AsyncDeathTest, ElapsedTimeIsNotReadyThenReal) {
         cudaEventCreate(&start);
         cudaEventCreate(&end);
         cudaEventRecord(start, stream);
-        enqueue(stream, "sleep", [] { sleep_ms(20); });
+        std::atomic<bool> go{false};
+        enqueue(stream, "sleep", [&] { while (!go) sleep_ms(1); sleep_ms(20); });
         cudaEventRecord(end, stream);
         float ms = 0;
         EXPECT_EQ(cudaEventElapsedTime(&ms, start, end), cudaErrorNotReady);
+        go = true;
         EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
         EXPECT_EQ(cudaEventElapsedTime(&ms, start, end), cudaSuccess);
         return ms >= 20;
