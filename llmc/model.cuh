@@ -220,7 +220,7 @@ public:
     // The unit that holds the head's weight.
     int head_weight_unit() const { return config_.tied ? table_.embedding_unit() : table_.head_unit(); }
 
-    float* losses() const { return losses_; }                // (N)
+    float* losses() const { return losses_; }                 // (N)
     const floatX* norm_final() const { return norm_final_; }  // (N, C)  what the head multiplies with its weight
     const floatX* d_norm() const { return d_norm_; }          // (N, C)  after head_forward_backward() its gradient
     floatX* d_residual() const { return d_residual_; }        // (N, C)  gradient of the residual stream where backward has got to
