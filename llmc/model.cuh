@@ -217,9 +217,6 @@ public:
         return head_logits(zero, first, rows);
     }
 
-    // The unit that holds the head's weight.
-    int head_weight_unit() const { return config_.tied ? table_.embedding_unit() : table_.head_unit(); }
-
     float* losses() const { return losses_; }                 // (N)
     const floatX* norm_final() const { return norm_final_; }  // (N, C)  what the head multiplies with its weight
     const floatX* d_norm() const { return d_norm_; }          // (N, C)  after head_forward_backward() its gradient
@@ -263,6 +260,9 @@ private:
         fused_residual_rmsnorm_forward(residual_final_, norm_final_, rstd_final_, layers_.back().residual_mid, branch_, zero.params(table_.head_unit()) + offsets_.final_norm, N,
                                        config_.channels, config_.norm_eps, stream_);
     }
+
+    // Where the head's weight lies, at offsets_.head.
+    int head_weight_unit() const { return config_.tied ? table_.embedding_unit() : table_.head_unit(); }
 
     // After final_norm(): logits of rows [first, first + rows).
     floatX* head_logits(ZeroEngine& zero, size_t first, int rows) {

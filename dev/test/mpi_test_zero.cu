@@ -165,17 +165,11 @@ void check_head(Check& check, const Process& process, const Case& c) {
     fill_micro_batch(batch.buffers(), 0, c, config, process.rank, process, 1);
     set_valid_tokens(*trainer, N);
     const double inv_valid = static_cast<float>(1.0 / N);
-    trainer->copy_ids(batch.buffers(), N);
-    trainer->phases.begin_step(0);
-    for (const ScheduleOp& op : trainer->zero.schedule().step) {
-        if (op.kind == OpKind::kForward) trainer->queue(op);
-    }
-    queue_head(*trainer);
-    trainer->phases.enter(nullptr);
+    queue_forward_and_head(*trainer, batch.buffers());
     const auto read = [&](const auto* values, size_t count) { return read_floats(values, count, trainer->stream); };
     const std::vector<float> losses = read(trainer->model.losses(), N), x = read(trainer->model.norm_final(), static_cast<size_t>(N) * C);
     const std::vector<float> d_x = read(trainer->model.d_norm(), static_cast<size_t>(N) * C);
-    const Parameter& parameter = trainer->table.find(c.tied ? "model.embed_tokens.weight" : "lm_head.weight");
+    const Parameter& parameter = head_weight(*trainer);
     const std::vector<float> w = read(trainer->zero.params(parameter.unit) + parameter.offset, static_cast<size_t>(Vp) * C);
     // A tied weight's last addend is still open: the embedding's part goes into it.
     std::vector<double> d_w(w.size(), 0);
@@ -183,12 +177,7 @@ void check_head(Check& check, const Process& process, const Case& c) {
     if (!c.tied || c.chunks > 1) add(read_head_weight_gradient(*trainer));
     if (c.tied) add(read(trainer->zero.gradients().open(parameter.unit) + parameter.offset, w.size()));
 
-    // A product rounds every addition in fp32, in an order the library chooses, then the sum to storage.
     const double u = kRoundoff<floatX>;
-    const auto product_error = [&](double value, double size, int terms) {
-        const double sum_error = (terms + 2) * kRoundoff32 * size;
-        return sum_error + u * (std::fabs(value) + sum_error) + kTiny<floatX>;
-    };
     std::vector<double> want_w(w.size(), 0), allowed_w(w.size(), 0), addend(w.size()), addend_size(w.size()), addend_error(w.size()), weight_size(w.size(), 0);
     std::vector<double> z(V), d_z(V), d_z_error(V);
     double loss_ratio = 0, x_ratio = 0, w_ratio = 0;
@@ -204,7 +193,7 @@ void check_head(Check& check, const Process& process, const Case& c) {
                 z[v] += product;
                 size += std::fabs(product);
             }
-            z_error = std::max(z_error, product_error(z[v], size, C));
+            z_error = std::max(z_error, product_bound<floatX>(z[v], size, C));
             largest = std::max(largest, z[v]);
         }
         for (int v = 0; v < V; ++v) exponentials += std::exp(z[v] - largest);
@@ -229,11 +218,11 @@ void check_head(Check& check, const Process& process, const Case& c) {
                 addend_size[v * C + i] += (std::fabs(d_z[v]) + d_z_error[v]) * std::fabs(x[n * C + i]);
                 addend_error[v * C + i] += d_z_error[v] * std::fabs(x[n * C + i]);
             }
-            worse(&x_ratio, std::fabs(d_x[n * C + i] - value), error + product_error(std::fabs(value) + error, size, Vp));
+            worse(&x_ratio, std::fabs(d_x[n * C + i] - value), error + product_bound<floatX>(std::fabs(value) + error, size, Vp));
         }
         if ((n + 1) % rows != 0) continue;
         for (size_t i = 0; i < want_w.size(); ++i) {  // the chunk's product
-            const double error = addend_size[i] == 0 ? 0 : addend_error[i] + product_error(std::fabs(addend[i]) + addend_error[i], addend_size[i], rows);
+            const double error = addend_size[i] == 0 ? 0 : addend_error[i] + product_bound<floatX>(std::fabs(addend[i]) + addend_error[i], addend_size[i], rows);
             want_w[i] += addend[i];
             allowed_w[i] += error;
             weight_size[i] += std::fabs(addend[i]) + error;

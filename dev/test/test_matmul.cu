@@ -37,15 +37,6 @@ struct Reference {
     }
 };
 
-// A sum of n exact products in fp32, in any order: n - 1 additions, each off by at most u of a partial sum, which is at most the sum of magnitudes
-// (1 + n u); fp32 products round too: n u sum in all, and n + 2 covers the second order for the n here. A bias adds one more term. Then one rounding
-// to the stored type, and half a subnormal step.
-template <typename Out>
-double product_bound(double value, double size, int terms) {
-    const double sum_error = (terms + 2) * kRoundoff32 * size;
-    return sum_error + kRoundoff<Out> * (std::abs(value) + sum_error) + kTiny<Out>;
-}
-
 template <typename Out>
 void check_product(const char* what, const DeviceBuffer<Out>& out, const Reference& reference, int terms) {
     expect_close(what, out.values(), reference.out, [&](size_t i) { return product_bound<Out>(reference.out[i], reference.size[i], terms); });

@@ -78,81 +78,73 @@ inline void set_valid_tokens(Trainer& trainer, unsigned long long valid) {
     CUDA_CHECK(cudaMemcpyAsync(&trainer.state->inv_valid_tokens, &inv_valid, sizeof(float), cudaMemcpyHostToDevice, trainer.stream));
 }
 
-// Where the head's weight lies, by logical position: first element, number of elements.
-inline std::pair<size_t, size_t> head_weight(const Trainer& trainer) {
-    const Parameter& p = trainer.table.find(trainer.table.tied ? "model.embed_tokens.weight" : "lm_head.weight");
-    return {trainer.table.units[p.unit].logical_begin + p.offset, p.stored_count()};
-}
+inline const Parameter& head_weight(const Trainer& trainer) { return trainer.table.find(trainer.table.tied ? "model.embed_tokens.weight" : "lm_head.weight"); }
 
-// The elements of the head's weight in the place where its gradients are accumulated; one-rank trainer, stage 0.
+// The gradients of the head's weight in the place where they are accumulated; one-rank trainer, stage 0.
 inline std::vector<float> read_head_weight_gradient(const Trainer& trainer) {
-    const auto [begin, count] = head_weight(trainer);
+    const Parameter& p = head_weight(trainer);
     const FlatLayout& layout = trainer.zero.layout();
-    const int b = layout.bucket_of_unit[trainer.model.head_weight_unit()];
-    return trainer.zero.gradients().read(b, begin - layout.buckets[b].logical_begin, count);
+    const int b = layout.bucket_of_unit[p.unit];
+    return trainer.zero.gradients().read(b, trainer.table.units[p.unit].logical_begin + p.offset - layout.buckets[b].logical_begin, p.stored_count());
 }
 
-// The head of one micro-batch as Trainer::queue does it, with the number of valid targets that set_valid_tokens() gave; its token ids are on the device.
-inline void queue_head(Trainer& trainer) { trainer.model.head_forward_backward(trainer.zero, trainer.targets, &trainer.state->inv_valid_tokens); }
-
-// One micro-batch on a one-rank trainer of stage 0 and one micro-step: adds its gradients and their magnitudes, in double, by logical position. Returns its sum of
-// losses. after_head() is called where the head is queued.
-template <class AfterHead>
-inline double add_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude, AfterHead&& after_head) {
+// Forward and head of one micro-batch as Trainer::queue does it, with the number of valid targets that set_valid_tokens() gave.
+inline void queue_forward_and_head(Trainer& trainer, const BatchBuffers& batch) {
     trainer.copy_ids(batch, static_cast<size_t>(trainer.B) * trainer.T);
     trainer.phases.begin_step(0);
-    double loss_sum = 0;
     for (const ScheduleOp& op : trainer.zero.schedule().step) {
-        if (op.kind == OpKind::kCountTargets || op.kind == OpKind::kDecide || op.kind == OpKind::kStep) continue;
-        if (op.kind != OpKind::kHead) {
-            trainer.queue(op);
-            continue;
-        }
-        queue_head(trainer);
-        for (const float loss : read_floats(trainer.model.losses(), static_cast<size_t>(trainer.B) * trainer.T, trainer.stream)) loss_sum += loss;
-        after_head();
+        if (op.kind == OpKind::kForward) trainer.queue(op);
+    }
+    trainer.model.head_forward_backward(trainer.zero, trainer.targets, &trainer.state->inv_valid_tokens);
+    trainer.phases.enter(nullptr);
+}
+
+// One micro-batch on a one-rank trainer of stage 0 and one micro-step: adds its gradients and their magnitudes, in double, by logical position. Returns its sum of
+// losses.
+// The magnitude of the head's weight is that of its addends, one for each chunk of the head. In chunks the trainer has fp32 gradients, which hold every addend as
+// it is and their sum but for chunks - 1 fp32 roundings, and as many chunks as the run that is judged: a product of other rows may add in another order, and what
+// that does to a gradient that cancels has no bound in its size.
+inline double add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude) {
+    queue_forward_and_head(trainer, batch);
+    const size_t count = static_cast<size_t>(trainer.B) * trainer.T;
+    double loss_sum = 0;
+    for (const float loss : read_floats(trainer.model.losses(), count, trainer.stream)) loss_sum += loss;
+    for (const ScheduleOp& op : trainer.zero.schedule().step) {
+        if (op.kind == OpKind::kBackward || op.kind == OpKind::kReduce || op.kind == OpKind::kGatherGradients) trainer.queue(op);
     }
     trainer.phases.enter(nullptr);
+    const Parameter& head = head_weight(trainer);
+    const size_t head_begin = trainer.table.units[head.unit].logical_begin + head.offset;
+    std::vector<double> last(head.stored_count());  // addend of the head's weight
     for (size_t b = 0; b < trainer.zero.layout().buckets.size(); ++b) {
         const Bucket& bucket = trainer.zero.layout().buckets[b];
         const std::vector<float> own = trainer.zero.gradients().read(b, 0, bucket.unit_count);
         for (size_t i = 0; i < own.size(); ++i) {
-            (*sum)[bucket.logical_begin + i] += own[i];
-            (*magnitude)[bucket.logical_begin + i] += std::fabs(own[i]);
+            const size_t position = bucket.logical_begin + i;
+            (*sum)[position] += own[i];
+            if (position >= head_begin && position - head_begin < last.size()) {
+                last[position - head_begin] = own[i];
+            } else {
+                (*magnitude)[position] += std::fabs(own[i]);
+            }
         }
     }
-    return loss_sum;
-}
-
-// The same, where the magnitude of the head's weight is that of its addends, one for each chunk of the head. The trainer has fp32 gradients, which hold every
-// addend as it is and their sum but for chunks - 1 fp32 roundings, and as many chunks as the run that is judged: a product of other rows may add in another
-// order, and what that does to a gradient that cancels has no bound in its size.
-inline double add_micro_batch_gradients(Trainer& trainer, const BatchBuffers& batch, std::vector<double>* sum, std::vector<double>* magnitude) {
+    // Where only one chunk's targets count, the other chunks' addends are 0. The last addend is what is left: a tied embedding's own part, which comes after the
+    // head, goes into it.
     const int chunks = trainer.zero.config().lmhead_chunks;
-    if (chunks == 1) return add_gradients(trainer, batch, sum, magnitude, [] {});
-    std::vector<double> own_sum(sum->size(), 0), own_magnitude(sum->size(), 0);
-    const double loss_sum = add_gradients(trainer, batch, &own_sum, &own_magnitude, [] {});
-    const auto [begin, count] = head_weight(trainer);
-    const size_t rows = static_cast<size_t>(trainer.B) * trainer.T / chunks;
-    const std::vector<int> targets(batch.targets, batch.targets + rows * chunks);
-    std::vector<double> last(own_sum.begin() + begin, own_sum.begin() + begin + count), addends(count, 0);
+    const size_t rows = count / chunks;
+    const std::vector<int> targets(batch.targets, batch.targets + count);
     for (int chunk = 0; chunk + 1 < chunks; ++chunk) {
-        // Where only this chunk's targets count, the other chunks' addends are 0. A tied embedding's own part comes after the head and goes into the last addend.
-        for (size_t row = 0; row < targets.size(); ++row) batch.targets[row] = row / rows == static_cast<size_t>(chunk) ? targets[row] : -1;
-        std::vector<double> unused_sum(sum->size()), unused_magnitude(sum->size());
-        std::vector<float> addend;
-        add_gradients(trainer, batch, &unused_sum, &unused_magnitude, [&] { addend = read_head_weight_gradient(trainer); });
-        for (size_t i = 0; i < count; ++i) {
-            addends[i] += std::fabs(addend[i]);
+        for (size_t row = 0; row < count; ++row) batch.targets[row] = row / rows == static_cast<size_t>(chunk) ? targets[row] : -1;
+        queue_forward_and_head(trainer, batch);
+        const std::vector<float> addend = read_head_weight_gradient(trainer);
+        for (size_t i = 0; i < last.size(); ++i) {
+            (*magnitude)[head_begin + i] += std::fabs(addend[i]);
             last[i] -= addend[i];
         }
     }
     std::copy(targets.begin(), targets.end(), batch.targets);
-    for (size_t i = 0; i < count; ++i) own_magnitude[begin + i] = addends[i] + std::fabs(last[i]);
-    for (size_t i = 0; i < sum->size(); ++i) {
-        (*sum)[i] += own_sum[i];
-        (*magnitude)[i] += own_magnitude[i];
-    }
+    for (size_t i = 0; i < last.size(); ++i) (*magnitude)[head_begin + i] += std::fabs(last[i]);
     return loss_sum;
 }
 
