@@ -78,6 +78,13 @@ inline MatmulContext& matmuls() {
 // roundoffs, would hide a row that was left out.
 inline double sum_error(double terms) { return std::min(terms, 6 * std::sqrt(terms)) * kRoundoff32; }
 
+// Error of a sum whose terms were each rounded to T before they were added: at most a roundoff of their magnitudes (`size`), and since these errors' signs mix
+// too, at most 6 roundoffs of the root of the sum of squares but for a probability of 2 exp(-18) (Hoeffding).
+template <typename T>
+inline double rounded_terms_error(double size, double squares) {
+    return kRoundoff<T> * std::min(size, 6 * std::sqrt(squares));
+}
+
 // The bound of a value known to `error`, once it is rounded to T.
 template <typename T>
 inline double stored(double value, double error) {
