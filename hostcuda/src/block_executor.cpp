@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "async_copy.h"
 #include "context_switch.h"
 #include "hostcuda/internal.h"
 #include "sanitizers.h"
@@ -663,8 +664,10 @@ HOSTCUDA_UNCHECKED void run_block(Launch& launch, size_t block_index) {
     }
 
     begin_block_shared_memory(grid.dynamic_bytes);
+    begin_block_async_copies(progress.count);
     happens_before_release(&launch.happens_before[0]);  // shared memory is fresh to all its threads
     switch_to(e, e.home_context, e.scheduled ? fiber_for_new_thread(e, choose_thread(e).thread) : next_target(e));
+    end_block_async_copies();
     end_block_shared_memory();
     progress.count = 0;
     progress.thread = kNone;

@@ -28,6 +28,7 @@ constexpr unsigned char kGuardByte = 0xC9;
 constexpr size_t kStaticArena = 128 * 1024;
 constexpr size_t kDynamicArena = 256 * 1024;
 constexpr size_t kArena = kStaticArena + kDynamicArena;
+static_assert(kArena == kSharedMemoryBytes);
 // ASan can only tell apart eight-byte groups that are used from their start.
 constexpr size_t kMinAlign = kAsan ? 8 : 1;
 
@@ -112,6 +113,8 @@ HOSTCUDA_UNCHECKED void check_guard(const Extent& extent, const void* key) {
 }
 
 }  // namespace
+
+HOSTCUDA_UNCHECKED char* shared_memory_begin() { return arena->memory; }
 
 HOSTCUDA_UNCHECKED void begin_block_shared_memory(size_t dynamic_bytes) {
     if (arena == nullptr) {

@@ -1,5 +1,6 @@
-// What kernels call: barriers, warp collectives, atomics, arithmetic.
+// What kernels call: barriers, warp collectives, asynchronous copies, atomics, arithmetic.
 #pragma once
+#include "hostcuda/async_copy.h"
 #include "hostcuda/atomics.h"
 #include "hostcuda/device_math.h"
 #include "hostcuda/execution.h"
