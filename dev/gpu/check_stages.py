@@ -228,23 +228,28 @@ def ranks(check: Check, results: dict[str, Any]) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------------------
 # 5. kernels against the two ceilings and the best library
 
+def kernel_rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the record keeps of bench's report, by the benchmark's name."""
+    return {row["run_name"]: {**{key: row[key] for key in ("us", "bytes", "flops", "share")}, "of": row.get("label", "")} for row in report["benchmarks"] if not row.get("error_occurred")}
+
+
+def add_library(rows: dict[str, dict[str, Any]], found: dict[str, Any]) -> None:
+    """Of library_bench.py's report: the best of PyTorch's, and all that was tried."""
+    for name, row in found["results"].items():
+        rows.get(name, {}).update(library=row["library"], library_us=row["us"], library_tried=row.get("tried", {}))
+
+
 def benchmarks(check: Check, results: dict[str, Any]) -> list[str]:
     ours = check.work / "bench.json"
     done = check.run(["bench", f"--models={','.join(models(check).values())}", f"--benchmark_out={ours}", "--benchmark_out_format=json"], "bench",
                      check.seconds_left() - (0 if check.host else 40))
-    problems = []
-    rows: dict[str, dict[str, Any]] = results.setdefault("kernels", {})
+    results["kernels"] = {}
     try:
         report = json.loads(ours.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return [done.problem("bench") or "bench: it wrote no report"]
-    for row in report["benchmarks"]:
-        name = row["run_name"]
-        if row.get("error_occurred"):
-            problems.append(f"{name}: {row['error_message'][:300]}")
-            continue
-        rows[name] = {key: row[key] for key in ("us", "bytes", "flops", "share")}
-        rows[name]["of"] = row.get("label", "")
+    rows = results["kernels"] = kernel_rows(report)
+    problems = [f"{row['run_name']}: {row['error_message'][:300]}" for row in report["benchmarks"] if row.get("error_occurred")]
     if not problems:
         problems = without_blank([done.problem("bench")]) or ([] if rows else ["bench: no benchmark ran"])
     if not check.host:
@@ -253,8 +258,7 @@ def benchmarks(check: Check, results: dict[str, Any]) -> list[str]:
         if library.exists():
             found = json.loads(library.read_text(encoding="utf-8"))
             results["torch"] = found.get("torch")
-            for name, row in found["results"].items():
-                rows.get(name, {}).update(library=row["library"], library_us=row["us"])
+            add_library(rows, found)
         results["library_problem"] = beside.problem("library_bench")  # what there is to compare with is the machine's business
     return problems
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Iterator
 
+from performance import PUBLISHED, Rates, attention_rates, pair, plain_words, published_shape
+
 
 def si(value: float, unit: str) -> str:
     for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -38,7 +40,18 @@ def rank_lines(results: dict[str, Any]) -> Iterator[str]:
         yield f"{what}: {outcome}"
 
 
-KERNEL_LINES = 20
+KERNEL_LINES = 17
+
+
+def attention_lines(kernels: dict[str, Any]) -> Iterator[str]:
+    """A line for each head_dim of the published shapes: ours, forward / both together, beside FlashAttention-2's."""
+    for head_dim in sorted({head_dim for head_dim, _ in PUBLISHED}):
+        rates = {seq_len: attention_rates(kernels, published_shape(head_dim, seq_len)) for width, seq_len in PUBLISHED if width == head_dim}
+        if any(rate != Rates() for rate in rates.values()):
+            beside = {seq_len: PUBLISHED[head_dim, seq_len] for seq_len in rates}
+            yield f"attention, head_dim {head_dim}, TFLOP/s forward / both: " + ", ".join(
+                f"T {seq_len} {pair(rate)} (FlashAttention-2 {beside[seq_len].flash2_forward} / {beside[seq_len].flash2_both})" for seq_len, rate in rates.items())
+    yield from plain_words(kernels)
 
 
 def benchmark_lines(results: dict[str, Any]) -> Iterator[str]:
@@ -46,6 +59,8 @@ def benchmark_lines(results: dict[str, Any]) -> Iterator[str]:
     largest: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, row in results.get("kernels", {}).items():
         operation = name.split("/")[0]
+        if operation.endswith("_plain"):
+            continue  # beside what replaced it, in attention_lines
         if operation not in largest or max(row["bytes"], row["flops"]) >= max(largest[operation][1]["bytes"], largest[operation][1]["flops"]):
             largest[operation] = (name, row)
     shown = sorted((row["us"] for _, row in largest.values()), reverse=True)[:KERNEL_LINES]
@@ -56,6 +71,7 @@ def benchmark_lines(results: dict[str, Any]) -> Iterator[str]:
         yield f"{name:58} {row['us']:10.1f} us  {100 * row['share']:5.1f}% of {row['of']}{beside}"
     if len(largest) > len(shown):
         yield f"and {len(largest) - len(shown)} shorter ones, other shapes: report.json"
+    yield from attention_lines(results.get("kernels", {}))
     if results.get("library_problem"):
         yield results["library_problem"]
 

@@ -6,7 +6,8 @@
 Reads the names our `bench` program wrote (`op/KEY=value/...`) and times what PyTorch has for the same work: its own fused functions, its products
 through both of its BLAS libraries, flash and cuDNN attention, and what torch.compile makes of the plain formula. The fastest is the answer, and all that
 was tried stands beside it: {"results": {NAME: {"library": WHAT, "us": MEDIAN, "tried": {WHAT: MEDIAN or an error}}}, "skipped": {NAME: why}, ...}.
-A variant that computes less exactly than ours is tried for the record and never the answer; its name ends in "(inexact)".
+A variant that computes less exactly than ours is tried for the record and never the answer; its name ends in "(inexact)". Attention's two fast kernels,
+"SDPA flash" and "SDPA cuDNN", both stand in `tried`, so that either can be set beside ours.
 
 Measured as bench.cuh measures: CUDA events around each run, the L2 cache overwritten before it, the median counts. Python is slower to launch than C++, so
 the device first waits until the host has queued all runs.
@@ -51,6 +52,7 @@ class Candidate:
     make: Callable[[], Work]
     compiled: bool = False
     exact: bool = True
+    instead_of: str = ""  # only tried where the candidate of this name, which comes before it, failed
     context: Callable[[], ContextManager[Any]] = contextlib.nullcontext
 
     def name(self) -> str:
@@ -159,24 +161,33 @@ def attention_inputs(lib: Library, p: Sizes) -> list[Any]:
 
 
 def attention(lib: Library, p: Sizes, backward: bool) -> list[Candidate]:
-    torch, grouped = lib.torch, p["NH"] != p["NKV"]
+    """Each of PyTorch's fast kernels by its name, so that none stands for another. One that takes no grouped heads gets keys and values repeated beforehand, and
+    a name that says so: it reads more of them, and leaves the sum over a group's gradients out."""
+    torch, group = lib.torch, p["NH"] // p["NKV"]
 
-    def forward(q: Any, k: Any, v: Any) -> Any:
-        return lib.F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    def maker(repeated: bool) -> Callable[[], Work]:
+        def forward(q: Any, k: Any, v: Any) -> Any:
+            return lib.F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1 and not repeated)
 
-    def make() -> Work:
-        inputs = attention_inputs(lib, p)
-        if not backward:
-            return lambda: forward(*inputs)  # inputs want gradients, so the log-sum-exp is written as ours is
-        out = forward(*inputs)
-        d_out = lib.normal(p["B"], p["T"], p["NH"], p["HD"]).transpose(1, 2)
-        return lambda: torch.autograd.grad(out, inputs, d_out, retain_graph=True)
+        def make() -> Work:
+            inputs = attention_inputs(lib, p)
+            if repeated:
+                inputs[1:] = [x.detach().repeat_interleave(group, dim=1).requires_grad_() for x in inputs[1:]]
+            if not backward:
+                return lambda: forward(*inputs)  # inputs want gradients, so the log-sum-exp is written as ours is
+            out = forward(*inputs)
+            d_out = lib.normal(p["B"], p["T"], p["NH"], p["HD"]).transpose(1, 2)
+            return lambda: torch.autograd.grad(out, inputs, d_out, retain_graph=True)
+        return make
 
-    if not lib.cuda:
-        return [Candidate("SDPA", make)]
-    backend = torch.nn.attention.SDPBackend
-    return [Candidate(f"SDPA {name}", make, context=lambda which=which: torch.nn.attention.sdpa_kernel(which))
-            for name, which in (("flash", backend.FLASH_ATTENTION), ("cuDNN", backend.CUDNN_ATTENTION))]
+    backend, candidates = torch.nn.attention.SDPBackend, []
+    for label, which in (("SDPA flash", backend.FLASH_ATTENTION), ("SDPA cuDNN", backend.CUDNN_ATTENTION)):
+        def context(which: Any = which) -> ContextManager[Any]:
+            return torch.nn.attention.sdpa_kernel(which)
+        candidates.append(Candidate(label, maker(False), context=context))
+        if group > 1:
+            candidates.append(Candidate(f"{label}, k and v repeated", maker(True), instead_of=label, context=context))
+    return candidates
 
 
 def product(lib: Library, label: str, make: Callable[[], Work]) -> list[Candidate]:
@@ -515,6 +526,8 @@ def measure(measurement: Measurement, names: list[str], precision: str) -> None:
             report["ended_early"] = (f"--seconds-limit {arguments.seconds_limit:g}: {len(planned) - number} of {len(planned)} candidates not tried, "
                                      f"from {candidate.name()} of {name} on")
             break
+        if isinstance(measurement.tried.get(name, {}).get(candidate.instead_of), float):
+            continue
         measurement.phase = f"{candidate.name()} of {name}"
         begin = time.monotonic()
         try:

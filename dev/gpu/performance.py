@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Writes doc/performance.md from the newest record in dev/gpu/results/, so that no number in it is typed by hand.
+"""Writes doc/performance.md from the newest record in dev/gpu/results/, so that no number of ours in it is typed by hand.
 
     dev/gpu/performance.py                          rewrites doc/performance.md
     dev/gpu/performance.py --add REPORT.json        first keeps a report of check.sh as results/DATE-GPU.json
     dev/gpu/performance.py --check                  exit status 1 if doc/performance.md is not what it would write
+    dev/gpu/performance.py --attention BENCH.json [LIBRARY.json]
+                                                    prints its table of attention from what bench and library_bench.py wrote
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, NamedTuple, Optional
+
+from check_stages import add_library, kernel_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "dev/gpu/results"
@@ -93,6 +97,140 @@ def training_section(report: dict[str, Any]) -> Iterator[str]:
         yield row(model, *(f"{run[field]:.1f}" for field in ("forward_ms", "head_ms", "backward_ms", "update_ms", "exposed_comm_ms", "data_ms")))
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Attention beside what others publish
+
+class Published(NamedTuple):
+    """TFLOP/s of causal attention on an H100 SXM5. Forward: FlashAttention-3's paper (Shah et al., 2024), figure 5; forward and backward: FlashAttention-2's (Dao, 2023), figure 7."""
+    flash2_forward: int
+    flash2_both: int
+    cudnn_forward: int
+    flash3_forward: int
+
+
+# By head_dim and sequence length; always 16384 tokens, and heads that are 2048 dims together.
+PUBLISHED = {(64, 1024): Published(229, 192, 288, 265), (64, 2048): Published(262, 232, 334, 371), (64, 4096): Published(284, 257, 363, 420),
+             (128, 1024): Published(260, 221, 410, 423), (128, 2048): Published(298, 265, 484, 521), (128, 4096): Published(319, 294, 518, 579)}
+
+
+def published_shape(head_dim: int, seq_len: int) -> str:
+    heads = 2048 // head_dim
+    return f"B={16384 // seq_len}/T={seq_len}/NH={heads}/NKV={heads}/HD={head_dim}"
+
+
+class Rates(NamedTuple):
+    """TFLOP/s. Both: all operations over the sum of the two times, as the papers have it."""
+    forward: Optional[float] = None
+    backward: Optional[float] = None
+    both: Optional[float] = None
+
+
+def attention_rates(kernels: dict[str, Any], shape: str, label: str = "", suffix: str = "") -> Rates:
+    """Of ours (suffix: of another set of ours), or of what PyTorch calls `label`."""
+    def figures(way: str) -> tuple[float, Optional[float]]:
+        kernel = kernels.get(f"attention_{way}{suffix}/{shape}", {"flops": 0, "us": None})
+        us = kernel.get("library_tried", {}).get(label) if label else kernel["us"]
+        return kernel["flops"] * 1e-6, us if isinstance(us, (int, float)) else None
+
+    (forward_flops, forward_us), (backward_flops, backward_us) = figures("forward"), figures("backward")
+    return Rates(forward_flops / forward_us if forward_us else None, backward_flops / backward_us if backward_us else None,
+                 (forward_flops + backward_flops) / (forward_us + backward_us) if forward_us and backward_us else None)
+
+
+def figure(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def pair(rates: Rates) -> str:
+    return "-" if rates == Rates() else f"{figure(rates.forward)} / {figure(rates.both)}"
+
+
+def library_pair(kernels: dict[str, Any], shape: str, label: str) -> str:
+    """Where a kernel takes no grouped heads, library_bench.py repeats keys and values, and its label says so."""
+    rates = attention_rates(kernels, shape, label)
+    repeated = attention_rates(kernels, shape, f"{label}, k and v repeated")
+    return pair(rates) if rates != Rates() or repeated == Rates() else f"{pair(repeated)} (k and v repeated)"
+
+
+def measured_shapes(kernels: dict[str, Any]) -> list[str]:
+    return [name.partition("/")[2] for name in kernels if name.startswith("attention_forward/")]
+
+
+def shape_words(shape: str) -> str:
+    sizes = {key: int(value) for key, _, value in (part.partition("=") for part in shape.split("/"))}
+    grouped = f" ({sizes['NKV']} of k and v)" if sizes["NKV"] != sizes["NH"] else ""
+    return f"{sizes['NH']} heads{grouped} of {sizes['HD']}, {sizes['B']} x {sizes['T']}"
+
+
+def share_pair(rates: Rates, ceiling: Optional[float]) -> str:
+    return "-" if not ceiling or rates == Rates() else " / ".join("-" if rate is None else f"{100 * rate * 1e12 / ceiling:.0f} %" for rate in (rates.forward, rates.both))
+
+
+def plain_words(kernels: dict[str, Any]) -> Iterator[str]:
+    """How many times as long plain fp32 arithmetic takes, where it was measured."""
+    for name in kernels:
+        if name.startswith("attention_forward_plain/"):
+            shape = name.partition("/")[2]
+            ours, plain = attention_rates(kernels, shape), attention_rates(kernels, shape, suffix="_plain")
+            if ours.both and plain.both:
+                yield (f"{shape_words(shape)}: the kernels with plain fp32 arithmetic take {ours.forward / plain.forward:.1f} times as long forward, "
+                       f"{ours.backward / plain.backward:.1f} times backward")
+
+
+def attention_table(kernels: dict[str, Any], ceiling: Optional[float], shapes: list[str]) -> Iterator[str]:
+    yield from header("TFLOP/s", "ours forward", "ours backward", "ours both", "share of products", "SDPA flash", "SDPA cuDNN", "published FlashAttention-2", "published cuDNN",
+                      "published FlashAttention-3")
+    published = {published_shape(*key): value for key, value in PUBLISHED.items()}
+    for shape in shapes:
+        ours = attention_rates(kernels, shape)
+        others = [published[shape].cudnn_forward, published[shape].flash3_forward] if shape in published else ["-", "-"]
+        flash2 = f"{published[shape].flash2_forward} / {published[shape].flash2_both}" if shape in published else "-"
+        yield row(shape_words(shape), figure(ours.forward), figure(ours.backward), figure(ours.both), share_pair(ours, ceiling), library_pair(kernels, shape, "SDPA flash"),
+                  library_pair(kernels, shape, "SDPA cuDNN"), flash2, *others)
+    for words in plain_words(kernels):
+        yield f"\n{words}."
+
+
+def attention_section(report: Optional[dict[str, Any]]) -> Iterator[str]:
+    kernels = results_of(report, "benchmarks").get("kernels", {}) if report else {}
+    yield "\n## Attention\n"
+    yield "Causal, bf16, in TFLOP/s as the FlashAttention papers count: forward 4 T^2 head_dim operations a head, half of it under the mask, backward 2.5 times that. \"Both\" is their"
+    yield "\"forward + backward\", all operations over the sum of the two times; two figures in a cell are forward / both. The first six shapes are theirs: 16384 tokens, heads that are"
+    yield "2048 dims together. The last three columns are what they publish for an H100 SXM5 (forward of all three: FlashAttention-3's paper, figure 5; both: FlashAttention-2's,"
+    yield "figure 7), measured by them on their machine. SDPA is PyTorch's scaled_dot_product_attention by its flash and its cuDNN kernel, measured beside ours in the same way."
+    yield ""
+    if not report:
+        yield "**Ours has not run on a GPU yet**, so its columns are empty and no claim is made."
+        yield ""
+    elif attention_rates(kernels, published_shape(64, 1024)) == Rates():
+        yield "The newest record has none of these shapes."
+        yield ""
+    shapes = [published_shape(*key) for key in PUBLISHED]
+    shapes += [shape for shape in measured_shapes(kernels) if shape not in shapes]
+    yield from attention_table(kernels, results_of(report, "machine").get("product_flops_per_second") if report else None, shapes)
+    yield ""
+    yield "The check fills the table; without it, on a machine with a GPU (the second command needs PyTorch and may be left out):"
+    yield ""
+    yield "<!-- not run in tests: needs a GPU -->"
+    yield "```bash"
+    yield "make bench && ./bench --benchmark_filter=^attention --benchmark_out=bench.json --benchmark_out_format=json"
+    yield "dev/gpu/library_bench.py --ours bench.json --out library.json"
+    yield "dev/gpu/performance.py --attention bench.json library.json"
+    yield "```"
+
+
+def print_attention(bench: Path, library: Optional[Path]) -> None:
+    report = json.loads(bench.read_text(encoding="utf-8"))
+    kernels = kernel_rows(report)
+    if library:
+        add_library(kernels, json.loads(library.read_text(encoding="utf-8")))
+    context = report["context"]
+    print(f"{context['device']}, {context['precision']}, product {float(context['product_flops_per_second']) / 1e12:.1f} TFLOP/s\n")
+    print("\n".join(attention_table(kernels, float(context["product_flops_per_second"]), measured_shapes(kernels))))
+    for failed in (entry for entry in report["benchmarks"] if entry.get("error_occurred")):
+        print(f"\nFAILED {failed['run_name']}: {failed['error_message']}")
+
+
 def kernel_section(report: dict[str, Any]) -> Iterator[str]:
     kernels = results_of(report, "benchmarks").get("kernels", {})
     if not kernels:
@@ -109,8 +247,8 @@ def kernel_section(report: dict[str, Any]) -> Iterator[str]:
 
 def document(report: Optional[dict[str, Any]]) -> str:
     if report is None:
-        return HEAD + NO_RECORD
-    lines = [HEAD, *machine_section(report), *training_section(report), *kernel_section(report)]
+        return HEAD + NO_RECORD + "\n".join(attention_section(report)) + "\n"
+    lines = [HEAD, *machine_section(report), *training_section(report), *attention_section(report), *kernel_section(report)]
     return "\n".join(lines) + "\n"
 
 
@@ -137,9 +275,15 @@ def main(arguments: Optional[list[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="performance.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", type=Path, metavar="REPORT")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--attention", type=Path, nargs="+", metavar="JSON")
     parser.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
     parser.add_argument("--document", type=Path, default=DOCUMENT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.attention:
+        if len(options.attention) > 2:
+            parser.error("--attention takes bench's report and, after it, library_bench.py's")
+        print_attention(options.attention[0], options.attention[1] if len(options.attention) > 1 else None)
+        return 0
     if options.add:
         print(f"kept as {add(options.add, options.results)}")
     text = document(newest(options.results))
