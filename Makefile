@@ -254,6 +254,7 @@ endef
 
 define SUITES_LONG
 "gtest name=kernels-fp32-schedule HOSTCUDA_SCHEDULE=6 $(F)/kernel_tests"
+$(foreach a,80 89,"gtest name=attention-long-sm_$(a) timeout=600 LLMC_LONG_TESTS=1 HOSTCUDA_ARCH=$(a) $(B)/kernel_tests --gtest_filter=EveryCombination*")
 $(foreach t,$(notdir $(HOSTCUDA_TESTS)),"gtest name=hostcuda-$(t)-asan timeout=900 $(ASAN_RUN) build/host-asan/hostcuda/test/$(t)")
 $(foreach t,$(filter test_execution% test_runtime%,$(notdir $(HOSTCUDA_TESTS))),"gtest name=hostcuda-$(t)-tsan timeout=900 $(TSAN_RUN) build/host-tsan/hostcuda/test/$(t)")
 $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t)-asan $(ASAN_RUN) build/host-asan/dev/test/$(t)")
