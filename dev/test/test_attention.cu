@@ -103,8 +103,7 @@ struct Arithmetic {
 };
 constexpr Arithmetic kPlainArithmetic = {kUnit, 0, 1, 0, 0, 16};
 constexpr Arithmetic kTensorCoreArithmetic = {2 * kUnit, kRoundoff<__nv_bfloat16>, 3, 4, 2, 64};
-constexpr bool uses_tensor_cores(int) { return false; }  // no such kernels yet
-constexpr Arithmetic arithmetic_of(int HD) { return uses_tensor_cores(HD) ? kTensorCoreArithmetic : kPlainArithmetic; }
+constexpr Arithmetic arithmetic_of(int HD) { return attention_uses_tensor_cores(HD) ? kTensorCoreArithmetic : kPlainArithmetic; }
 
 using Doubles = std::vector<double>;
 

@@ -40,11 +40,10 @@ def test_no_third_party_header_reaches_nvcc():
     assert holders(r"#include <benchmark/", seen_by_nvcc) == ["dev/cuda/bench.cuh"]  # small enough for nvcc, and no part of the trainer
 
 
-def test_every_kernel_header_has_a_benchmark_that_includes_it():
+def test_every_kernel_header_is_included_by_a_benchmark():
+    benchmarks = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "dev/cuda").glob("*.cu"))]
     for header in holders(r"__global__", sorted((ROOT / "llmc").glob("*.cuh"))):
-        benchmark = ROOT / "dev/cuda" / (Path(header).stem + ".cu")
-        assert benchmark.exists(), f"{header} holds kernels; add {benchmark.relative_to(ROOT)}"
-        assert f'#include "{header}"' in benchmark.read_text(encoding="utf-8"), f"{benchmark.relative_to(ROOT)} does not include {header}"
+        assert any(f'#include "{header}"' in text for text in benchmarks), f"{header} holds kernels; add dev/cuda/{Path(header).stem}.cu, or a benchmark that includes it"
 
 
 def test_hostcuda_knows_nothing_of_the_trainer():
@@ -53,7 +52,8 @@ def test_hostcuda_knows_nothing_of_the_trainer():
 
 def test_every_header_of_the_trainer_is_found_from_train_gpt():
     text = (ROOT / "train_gpt.cu").read_text(encoding="utf-8")
-    internal = {"mapped_file.h", "token_shard.h", "permutation.h", "safetensors.h", "random.cuh", "reduce.cuh", "span_timer.cuh", "hash.h", "order_event.cuh"}
+    internal = {"mapped_file.h", "token_shard.h", "permutation.h", "safetensors.h", "random.cuh", "reduce.cuh", "span_timer.cuh", "hash.h", "order_event.cuh",
+                "attention_args.cuh", "attention_plain.cuh", "attention_mma.cuh", "ptx.cuh"}
     headers = {path.name for path in (ROOT / "llmc").glob("*.*h")}
     missing = {name for name in headers - internal if f'#include "llmc/{name}"' not in text}
     assert missing == set()
