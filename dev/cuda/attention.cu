@@ -5,6 +5,8 @@
 // times, so it follows from two rows: dev/gpu/performance.py --attention prints it.
 #include "dev/cuda/bench.cuh"
 #include "llmc/attention.cuh"
+#include "llmc/attention_mma.cuh"
+#include "llmc/attention_plain.cuh"
 
 namespace attention_bench {
 
@@ -14,7 +16,7 @@ struct Shape {
     size_t width() const { return static_cast<size_t>(NH) * HD; }
     size_t tokens() const { return static_cast<size_t>(B) * T; }
     double forward_flops() const { return 4.0 * T * T * HD / 2 * NH * B; }
-    AttentionArgs args() const { return packed_attention_args(B, T, NH, NKV, HD); }
+    AttentionArgs args() const { return checked_attention_args(packed_attention_args(B, T, NH, NKV, HD)); }
     std::string text() const { return format("B=%d/T=%d/NH=%d/NKV=%d/HD=%d", B, T, NH, NKV, HD); }
 };
 
@@ -287,7 +289,8 @@ std::vector<Shape> published_shapes(bool gpu) {
     return shapes;
 }
 
-const Kernels shipped = {attention_forward, attention_backward, attention_backward_scratch_count, [](int) { return false; }};
+const Kernels shipped = {attention_forward, attention_backward, attention_backward_scratch_count, attention_uses_tensor_cores};
+const Kernels plain = {attention_forward_plain, attention_backward_plain, attention_backward_plain_scratch_count, [](int) { return false; }};
 
 const bench::Registration registration([](const bench::Settings& s) {
     std::vector<Shape> shapes;
@@ -298,6 +301,10 @@ const bench::Registration registration([](const bench::Settings& s) {
         bench::add("attention_forward/" + shape.text(), [=](bench::Case& c) { forward(c, shape, shipped); });
         bench::add("attention_backward/" + shape.text(), [=](bench::Case& c) { backward(c, shape, shipped); });
     }
+    // How many times faster than plain fp32 arithmetic: one shape says it.
+    const Shape& shape = published.front();
+    bench::add("attention_forward_plain/" + shape.text(), [=](bench::Case& c) { forward(c, shape, plain); });
+    bench::add("attention_backward_plain/" + shape.text(), [=](bench::Case& c) { backward(c, shape, plain); });
 });
 
 }  // namespace attention_bench

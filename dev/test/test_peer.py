@@ -31,8 +31,8 @@ import performance  # noqa: E402
 PEER, LIBRARY = ROOT / "dev/gpu/peer_torch.py", ROOT / "dev/gpu/library_bench.py"
 SMALL_MODEL = ROOT / "dev/reference/qwen2/config.json"
 TORCH_PYTHON = os.environ.get("LLMZERO_TORCH", "")
-# Kernels of a few bytes, or of whole numbers, that PyTorch has nothing to set beside.
-NO_COUNTERPART = {"count_valid_targets", "set_inv_valid", "decide_step", "checksum", "checksum_fp32"}
+# Kernels of a few bytes, or of whole numbers, that PyTorch has nothing to set beside; and attention's plain kernels, whose counterpart stands beside the others.
+NO_COUNTERPART = {"count_valid_targets", "set_inv_valid", "decide_step", "checksum", "checksum_fp32", "attention_forward_plain", "attention_backward_plain"}
 
 
 def start(program: Path, *options: Any, python: str = sys.executable, path: str = "") -> subprocess.Popen:
