@@ -16,8 +16,9 @@
 #include "llmc/attention_mma.cuh"
 #include "llmc/attention_plain.cuh"
 
+inline constexpr bool kTensorCoreBuild = std::is_same_v<floatX, __nv_bfloat16>;
 inline constexpr bool attention_uses_tensor_cores(int HD) {
-    return std::is_same_v<floatX, __nv_bfloat16> && (HD == 64 || HD == 80 || HD == 96 || HD == 128);
+    return kTensorCoreBuild && (HD == 64 || HD == 80 || HD == 96 || HD == 128);
 }
 
 // out =, lse =. Where key_start is given it must have been written before on this stream.
@@ -28,11 +29,10 @@ inline void attention_forward(floatX* out, float* lse, const floatX* q, const fl
     check_attention_pointer("q", q);
     check_attention_pointer("k", k);
     check_attention_pointer("v", v);
-    if (attention_uses_tensor_cores(args.HD)) {
-        attention_forward_mma(out, lse, q, k, v, args, stream);
-    } else {
-        attention_forward_plain(out, lse, q, k, v, args, stream);
+    if constexpr (kTensorCoreBuild) {
+        if (attention_uses_tensor_cores(args.HD)) return attention_forward_mma(out, lse, q, k, v, args, stream);
     }
+    attention_forward_plain(out, lse, q, k, v, args, stream);
 }
 
 // Floats of scratch for attention_backward.
@@ -54,9 +54,8 @@ inline void attention_backward(floatX* dq, floatX* dk, floatX* dv, float* scratc
     check_attention_pointer("k", k);
     check_attention_pointer("v", v);
     check_attention_pointer("out", out);
-    if (attention_uses_tensor_cores(args.HD)) {
-        attention_backward_mma(dq, dk, dv, scratch, dout, q, k, v, out, lse, args, stream);
-    } else {
-        attention_backward_plain(dq, dk, dv, scratch, dout, q, k, v, out, lse, args, stream);
+    if constexpr (kTensorCoreBuild) {
+        if (attention_uses_tensor_cores(args.HD)) return attention_backward_mma(dq, dk, dv, scratch, dout, q, k, v, out, lse, args, stream);
     }
+    attention_backward_plain(dq, dk, dv, scratch, dout, q, k, v, out, lse, args, stream);
 }

@@ -521,10 +521,11 @@ inline void with_mma_head_dim(int HD, Function&& function) {
     }
 }
 
-// kFat: the shape of the tiles; a test runs the GPU's on a CPU, too.
+// For floatX = bf16 only. kFat: the shape of the tiles; a test runs the GPU's on a CPU, too.
 template <bool kFat = kFatWarps>
-inline void attention_forward_mma(__nv_bfloat16* out, float* lse, const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, const AttentionArgs& args,
+inline void attention_forward_mma(floatX* out, float* lse, const floatX* q, const floatX* k, const floatX* v, const AttentionArgs& args,
                                   cudaStream_t stream) {
+    static_assert(std::is_same_v<floatX, __nv_bfloat16>, "tensor cores multiply bf16 here");
     with_mma_head_dim(args.HD, [&](auto HD) {
         using Tile = AttentionForwardMma<HD.value, kFat>;
         static_assert(Tile::kBytes <= kAttentionSmallShared, "the forward tile does not fit the shared memory of an sm_89 card");
@@ -562,8 +563,8 @@ inline size_t attention_backward_mma_scratch_count(const AttentionArgs& args) {
 }
 
 template <bool kFat = kFatWarps>
-inline void attention_backward_mma(__nv_bfloat16* dq, __nv_bfloat16* dk, __nv_bfloat16* dv, float* scratch, const __nv_bfloat16* dout, const __nv_bfloat16* q,
-                                   const __nv_bfloat16* k, const __nv_bfloat16* v, const __nv_bfloat16* out, const float* lse, const AttentionArgs& args, cudaStream_t stream) {
+inline void attention_backward_mma(floatX* dq, floatX* dk, floatX* dv, float* scratch, const floatX* dout, const floatX* q,
+                                   const floatX* k, const floatX* v, const floatX* out, const float* lse, const AttentionArgs& args, cudaStream_t stream) {
     AttentionBackwardScratch parts;
     divide_attention_scratch(parts, scratch, args);
     constexpr int kThreads = 128;
