@@ -1,4 +1,45 @@
 // Attention on tensor cores, bf16, head_dim 64, 80, 96 or 128: forward and backward. attention.cuh says what is computed; this file how.
+//
+// Forward (after FlashAttention-2, Dao 2023). A block has 128 rows of one key/value head and all keys they see, 64 at a time; a row is a (query, head of the
+// group) pair, so the query heads of a group share each tile of keys and values. Scores, weights and output stay in the registers of the warp that owns the
+// rows; tiles wholly above the diagonal are neither loaded nor computed.
+//
+// Backward: five products in one kernel. A block has one query head and a share of its keys, 128 at a time (64 where shared memory is small), past which all
+// queries stream. Keys are the rows of S^T = k q^T and dP^T = v dout^T, so P^T and dS^T are the left sides of dv = P^T dout and dk = dS^T q as they stand in
+// the registers, and dS alone goes through shared memory, for dq = dS k.
+//   dq without atomics: its sum over keys is spread over blocks. FlashAttention-2 adds with atomics, in another order each time. Two kernels, one by queries
+//   and one by keys, would be 7 products instead of 5. Here each block adds the tiles of keys it owns, one after the other, into a partial sum of its own in
+//   fp32, always by the same thread; 1 to 4 blocks (attention_backward_splits) share the keys of a head, and a last kernel adds their sums in order. Cost for
+//   a tile of 128 keys: a read and a write of dq in fp32, 8 bytes a query and dim through the L2 cache (the atomic adds 4), with queries and dout 15 to 19 bytes a cycle
+//   and multiprocessor beside what the products take (table); in memory up to 4 fp32 copies of dq, which the model keeps where its logits are idle.
+//   dk and dv of a group are kept by query head in fp32 and added in order at the end: 16 bytes an element, once.
+//
+// RoPE and the QK-norm are not fused into the loads. It would save reading and writing q and k once each way, 16 bytes an element of q forward and backward
+// together: for T 1024 and head_dim 128 on an H100 0.6 us a head, beside 3.5 us of attention at FlashAttention-2's speed, 4 % of a layer of the 124M preset.
+// But rotated on load, every block would rotate all the keys it reads (backward: all the queries), in registers instead of by cp.async: some 4 instructions an
+// element, 256 cycles a tile, 16 % of a forward tile and 4 % of a backward one, which grows with T squared and is the dearer one from T 2600 on. And these kernels
+// have no register left for it.
+//
+// The arithmetic, for one tile (forward 128 rows x 64 keys, backward keys x queries as given), a multiprocessor alone. mma: cycles of the tensor cores at 2048
+// flops a cycle (A100: 312 TFLOP/s) and at 2580 (H100: mma.sync reaches 63 % of wgmma's 4096; Luo et al., arXiv 2402.13499). shared: bytes through shared memory,
+// at 128 a cycle. L2: bytes from and to it a cycle of the slower of both (H100). exp2: 16 a cycle.
+//
+//               tile      flops    mma A100  mma H100  shared KB  cycles  exp2  L2   registers: sums + left sides   shared KB a block   blocks on an A100, H100
+//   forward  64 128 x  64  2.1 M     1024       813        82       640    512  20   64 + 64 + 32 (q)                 54                  2, 2
+//            80            2.6 M     1280      1016       123       960    512  20   80 + 64                          55                  2, 2
+//            96            3.1 M     1536      1219       147      1152    512  20   96 + 64                          65                  2, 2
+//           128            4.2 M     2048      1626       197      1536    512  20   128 + 64                         68                  2, 2
+//   backward 64 128 x  32  2.6 M     1280      1016       164      1280    256  19   128 + 64                         65                  2, 2
+//            80 128 x  64  6.6 M     3200      2540       520      4064    512  15   80 + 64                         107                  1, 1
+//            96 128 x  64  7.9 M     3840      3048       614      4800    512  15   96 + 64                         123                  1, 1
+//           128 128 x  64 10.5 M     5120      4065       770      6016    512  16   128 + 64                        155                  1, 1
+//
+// What follows. A warp owns 32 rows in the forward pass: with 16 each ldmatrix of a key would feed half as many products, and shared memory, not the tensor
+// cores, would set the pace. Two blocks share a multiprocessor, so that one's softmax hides behind the other's products. head_dim 64 keeps its queries in
+// registers, the others cannot. Backward has twice the sums, so beyond head_dim 64 its warps own 16 keys and shared memory sets the pace (H100: 404 TFLOP/s at
+// most for head_dim 128, 474 for 64); 256 registers a thread allow one such block. An sm_89 card gives a block 99 KB: there 64 keys x 32 queries.
+// Registers are full to the last one, so what depends on the thread is made anew where it is used (fresh_lane). dev/gpu/kernels.md has what the compiler made of it.
+// Hopper's own path (wgmma reads both sides from shared memory, TMA loads them) would be another pair of kernels, chosen in the launchers at the end.
 #pragma once
 
 #include "llmc/attention_args.cuh"
@@ -275,7 +316,7 @@ inline __host__ __device__ size_t attention_padded_queries(const AttentionArgs& 
 struct AttentionBackwardScratch {
     int splits;     // partial sums of dq, each of some tiles of keys
     float2* stats;  // (B, NH, padded Tq)  lse in powers of two, +infinity where nothing is seen; D
-    float* dq;      // (splits, B, NH, padded Tq / 16, HD / 16, 32, 8)  tiles of 16 x 16 as a warp holds them
+    float* dq;      // (splits, B, NH, padded Tq / 16, HD / 16, 256)  16 x 16 tiles as store_tile writes them
     float* dk;      // (B, NH, Tkv, HD)  of each query head, where a key/value head has several; else nullptr
     float* dv;
 };
@@ -409,7 +450,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
             const int dq_warp = fresh_warp();
             const int dq_row = dq_warp / Tile::kDqColumns * Tile::kDqTiles, dq_column = dq_warp % Tile::kDqColumns * Tile::kDqWidth;
             const int dq_width = Tile::kDepth % Tile::kDqColumns == 0 ? Tile::kDqWidth : min(Tile::kDqWidth, Tile::kDepth - dq_column);
-            float* const tile_partial = partial + static_cast<size_t>(tile) * (Tile::kQueries * HD) + ((dq_row * Tile::kDepth + dq_column) * kWarpSize + fresh_lane()) * 8;
+            float* const tile_partial = partial + static_cast<size_t>(tile) * (Tile::kQueries * HD) + (dq_row * Tile::kDepth + dq_column) * kTileFloats;
             Float8 dq_acc[Tile::kDqTiles][Tile::kDqWidth];
             if (key_tile == split || !seen) {
                 zero_tiles(dq_acc);
@@ -418,7 +459,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                 for (int m = 0; m < Tile::kDqTiles; m++)
                     UNROLL
                     for (int n = 0; n < Tile::kDqWidth; n++)
-                        if (n < dq_width) dq_acc[m][n] = load8(tile_partial + (m * Tile::kDepth + n) * (kWarpSize * 8));
+                        if (n < dq_width) dq_acc[m][n] = load_tile(tile_partial + (m * Tile::kDepth + n) * kTileFloats);
             }
             __syncthreads();  // ds is there
             const SharedA<Stored::kByDepth, Tile::kScoreStride> dq_scores(ds + 16 * dq_row);
@@ -429,7 +470,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                 for (int m = 0; m < Tile::kDqTiles; m++)
                     UNROLL
                     for (int n = 0; n < Tile::kDqWidth; n++)
-                        if (n < dq_width) store8(tile_partial + (m * Tile::kDepth + n) * (kWarpSize * 8), dq_acc[m][n]);
+                        if (n < dq_width) store_tile(tile_partial + (m * Tile::kDepth + n) * kTileFloats, dq_acc[m][n]);
             }
         }
         __syncthreads();  // keys and values have been read for the last time
@@ -464,7 +505,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     }
 }
 
-// dq = scale times the sum of the partial ones. One thread writes columns 16 n to 16 n + 15 of rows g and g + 8 of a tile: 128 bytes of each partial sum.
+// dq = scale times the sum of the partial ones. One thread writes columns 16 n to 16 n + 15 of rows g and g + 8: what the four lanes with that g hold of a tile.
 __global__ void attention_dq_kernel(__nv_bfloat16* dq, AttentionBackwardScratch scratch, int kKeys, int kQueries, AttentionArgs args) {
     const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     const size_t padded = attention_padded_queries(args), row_tiles = padded / 16, depth = args.HD / 16, partial_count = args.B * args.NH * padded * args.HD;
@@ -473,22 +514,23 @@ __global__ void attention_dq_kernel(__nv_bfloat16* dq, AttentionBackwardScratch 
     const size_t row_tile = i / 8 / depth % row_tiles, batch_head = i / 8 / depth / row_tiles;
     const int query = static_cast<int>(row_tile) * 16 + g;
     if (query >= args.Tq) return;
-    const float* const first = scratch.dq + batch_head * padded * args.HD + (row_tile * depth + n) * (kWarpSize * 8) + g * 32;
-    Float8 sum[4];
+    const float* const tile = scratch.dq + batch_head * padded * args.HD + (row_tile * depth + n) * kTileFloats + g * 16;
+    Float8 sum[4];  // columns 0 .. 7 from lanes 0 and 1, lanes 2 and 3; then 8 .. 15
     UNROLL
-    for (int t = 0; t < 4; t++) sum[t] = zero8();
+    for (int j = 0; j < 4; j++) sum[j] = zero8();
     for (int split = 0; split < scratch.splits; split++) {
         // Queries before the block's first tile of keys were never added.
         if (query / kQueries < max(0, split * kKeys - (args.Tkv - args.Tq)) / kQueries) break;
         UNROLL
-        for (int t = 0; t < 4; t++) sum[t] = sum[t] + load8(first + split * partial_count + t * 8);
+        for (int j = 0; j < 4; j++) sum[j] = sum[j] + load8(tile + split * partial_count + j / 2 * (kTileFloats / 2) + j % 2 * 8);
     }
     __nv_bfloat16* const row = dq + batch_head / args.NH * args.dq_batch + query * args.dq_row + batch_head % args.NH * args.HD + 16 * n;
-    store8(row, Float8{sum[0][0], sum[0][1], sum[1][0], sum[1][1], sum[2][0], sum[2][1], sum[3][0], sum[3][1]} * args.scale);
-    store8(row + 8, Float8{sum[0][4], sum[0][5], sum[1][4], sum[1][5], sum[2][4], sum[2][5], sum[3][4], sum[3][5]} * args.scale);
-    if (query + 8 >= args.Tq) return;
-    store8(row + 8 * args.dq_row, Float8{sum[0][2], sum[0][3], sum[1][2], sum[1][3], sum[2][2], sum[2][3], sum[3][2], sum[3][3]} * args.scale);
-    store8(row + 8 * args.dq_row + 8, Float8{sum[0][6], sum[0][7], sum[1][6], sum[1][7], sum[2][6], sum[2][7], sum[3][6], sum[3][7]} * args.scale);
+    UNROLL
+    for (int j = 0; j < 2; j++) {
+        const Float8 &x = sum[2 * j], &y = sum[2 * j + 1];
+        store8(row + 8 * j, Float8{x[0], x[1], x[4], x[5], y[0], y[1], y[4], y[5]} * args.scale);
+        if (query + 8 < args.Tq) store8(row + 8 * args.dq_row + 8 * j, Float8{x[2], x[3], x[6], x[7], y[2], y[3], y[6], y[7]} * args.scale);
+    }
 }
 
 // dk and dv: the sums over the heads of a group, in their order; dk times scale.

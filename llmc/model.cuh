@@ -130,10 +130,19 @@ public:
         d_attention_ = activation("d attention", N * NH * HD);
         d_qkv_ = activation("d qkv", N * QKV);
         d_qk_ = config.qk_norm ? activation("d normalised q and k", N * QK) : nullptr;
-        size_t scratch = std::max(rmsnorm_backward_scratch_count(N, C), attention_backward_scratch_count(attention_args(B, T)));
+        size_t scratch = rmsnorm_backward_scratch_count(N, C);
         if (config.qkv_bias) scratch = std::max(scratch, bias_backward_scratch_count(N, QKV));
         if (config.qk_norm) scratch = std::max(scratch, qk_norm_backward_scratch_count(N, HD));
         scratch_ = statistic("scratch", scratch);
+        // Attention's backward works in the logits or in d gate and up, which nobody needs meanwhile, where one of them is large enough.
+        const size_t attention_scratch = attention_backward_scratch_count(attention_args(B, T)), attention_bytes = attention_scratch * sizeof(float);
+        if (attention_bytes <= N / levers.lmhead_chunks * Vp * sizeof(floatX)) {
+            attention_scratch_ = reinterpret_cast<float*>(logits_);
+        } else if (attention_bytes <= N * 2 * F * sizeof(floatX)) {
+            attention_scratch_ = reinterpret_cast<float*>(d_wide_);
+        } else {
+            attention_scratch_ = statistic("attention scratch", attention_scratch);
+        }
 
         const std::vector<float> table_host = rope_table(T, config.head_dim, config.rope_theta, config.rope_scaling);
         rope_table_ = memory.allocate<float>("other", "RoPE table", table_host.size());
@@ -304,7 +313,7 @@ private:
         matmul_backward_input(matmuls_, d_attention_, d_residual_, w + offsets_.attention_out, N, NH * HD, C, stream_);
         floatX* dq = config_.qk_norm ? d_qk_ : d_qkv_;
         floatX* dv = d_qkv_ + (NH + NKV) * HD;
-        attention_backward(dq, dq + NH * HD, dv, scratch_, d_attention_, q_of(a), k_of(a), v_of(a), a.attention, a.lse, attention_args(B, T), stream_);
+        attention_backward(dq, dq + NH * HD, dv, attention_scratch_, d_attention_, q_of(a), k_of(a), v_of(a), a.attention, a.lse, attention_args(B, T), stream_);
         rope_backward(dq, rope_table_, nullptr, B, T, NH + NKV, HD, rotated_row(), stream_);
         if (config_.qk_norm) {
             qk_norm_backward(d_qkv_, g + offsets_.q_norm, g + offsets_.k_norm, scratch_, d_qk_, a.qkv, w + offsets_.q_norm, w + offsets_.k_norm, a.qk_rstd, N, NH, NKV, HD, stream_);
@@ -367,6 +376,7 @@ private:
     floatX* d_attention_;                   // (N, NH * HD)
     floatX* d_qkv_;                         // (N, QKV)
     floatX* d_qk_;                          // (N, (NH + NKV) * HD)  QK-norm only
-    float* scratch_;                        // partial sums of whoever runs
+    float* scratch_;                        // partial sums of whoever runs, but for attention
+    float* attention_scratch_;              // (attention_backward_scratch_count)
     float* rope_table_;                     // (T, 2, HD / 2) cosines, sines
 };

@@ -690,6 +690,19 @@ __device__ __forceinline__ int fragment_offset() {
     return lane / 4 * kStride + lane % 4 * 2;
 }
 
+// A 16 x 16 tile of floats in memory as the lanes hold it: the first four of each lane, then the last four, so that a warp's accesses have no gaps.
+inline constexpr int kTileFloats = 256;
+__device__ __forceinline__ Float8 load_tile(const float* tile) {
+    const int lane = fresh_lane();
+    const float4 low = reinterpret_cast<const float4*>(tile)[lane], high = reinterpret_cast<const float4*>(tile)[kWarpSize + lane];
+    return Float8{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+}
+__device__ __forceinline__ void store_tile(float* tile, const Float8& x) {
+    const int lane = fresh_lane();
+    reinterpret_cast<float4*>(tile)[lane] = float4{x[0], x[1], x[2], x[3]};
+    reinterpret_cast<float4*>(tile)[kWarpSize + lane] = float4{x[4], x[5], x[6], x[7]};
+}
+
 // Writes this lane's part, which begins at `place`.
 template <int kStride>
 __device__ __forceinline__ void store_fragment(__nv_bfloat16* place, const Fragment& f) {
