@@ -257,9 +257,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                 to_fragments<kKeyTiles>(weights.tile[m], s[m]);
                 row_sum[2 * m] = row_sum[2 * m] * shrink[2 * m] + ((sum[0] + sum[1]) + (sum[4] + sum[5]));
                 row_sum[2 * m + 1] = row_sum[2 * m + 1] * shrink[2 * m + 1] + ((sum[2] + sum[3]) + (sum[6] + sum[7]));
-                const Float8 factor = row_pair8(shrink[2 * m], shrink[2 * m + 1]);
-                UNROLL
-                for (int n = 0; n < Tile::kDepth; n++) acc[m][n] = acc[m][n] * factor;
+                if (shrink[2 * m] != 1.0f || shrink[2 * m + 1] != 1.0f) {  // most tiles bring no larger score
+                    const Float8 factor = row_pair8(shrink[2 * m], shrink[2 * m + 1]);
+                    UNROLL
+                    for (int n = 0; n < Tile::kDepth; n++) acc[m][n] = acc[m][n] * factor;
+                }
             }
         }
 

@@ -7,25 +7,46 @@ Each CUBIN is named PROGRAM.sm_ARCH.cubin and has ptxas's report (nvcc -Xptxas -
 them and calls this. cuobjdump, nvdisasm and c++filt are looked for on the path. VERSION is what `nvcc --version` says, or the whole of its text.
 
 --write writes the table. Without it the table is checked: it must be the one these cubins give, which holds only under the nvcc it was made with,
-and is skipped (and said so) under another; and no kernel may spill registers or use local memory, but for those in EXPLAINED. The last line is
-`N passed, N failed[, N skipped]`, one for the table and one for each kernel and architecture; the exit status is 1 when anything failed.
+and is skipped (and said so) under another; no kernel may spill registers or use local memory, but for those in EXPLAINED; and the kernels of
+tensor-core attention must be as in PLAN. The last line is `N passed, N failed[, N skipped]`, one for the table, one for each kernel and architecture
+and one more for each kernel of PLAN; the exit status is 1 when anything failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, Iterable, NamedTuple, Optional
 
 # Kernels that may use local memory without being slow for it, and why. One that stops doing so must leave this list.
 EXPLAINED: dict[str, str] = {
     "init_normal_kernel<bf16>": "the argument reduction of `cosf` and `sinf` beyond 105615, which an angle below 2 pi never enters, indexes an array; runs once a run",
 }
+
+# Tensor-core attention: the blocks that are to be on a multiprocessor at once, on the cards where the launcher runs the kernel. All are compiled for all
+# cards. (BackwardShape)0 is kLarge, for cards that give a block 163 KiB of shared memory; 1 is kSmall. Each kernel must hold HMMA, LDSM and LDGSTS and no
+# atomics on every card.
+PLAN: dict[str, dict[str, int]] = {
+    "attention_forward_mma_kernel<AttentionForwardMma<64, false>>": {"sm_80": 2, "sm_89": 1, "sm_90a": 2},
+    "attention_forward_mma_kernel<AttentionForwardMma<80, false>>": {"sm_80": 2, "sm_89": 1, "sm_90a": 2},
+    "attention_forward_mma_kernel<AttentionForwardMma<96, false>>": {"sm_80": 2, "sm_89": 1, "sm_90a": 2},
+    "attention_forward_mma_kernel<AttentionForwardMma<128, false>>": {"sm_80": 2, "sm_89": 1, "sm_90a": 2},
+    "attention_backward_mma_kernel<AttentionBackwardMma<64, (BackwardShape)1>>": {"sm_80": 2, "sm_89": 1, "sm_90a": 2},
+    "attention_backward_mma_kernel<AttentionBackwardMma<80, (BackwardShape)0>>": {"sm_80": 1, "sm_90a": 1},
+    "attention_backward_mma_kernel<AttentionBackwardMma<80, (BackwardShape)1>>": {"sm_89": 1},
+    "attention_backward_mma_kernel<AttentionBackwardMma<96, (BackwardShape)0>>": {"sm_80": 1, "sm_90a": 1},
+    "attention_backward_mma_kernel<AttentionBackwardMma<96, (BackwardShape)1>>": {"sm_89": 1},
+    "attention_backward_mma_kernel<AttentionBackwardMma<128, (BackwardShape)0>>": {"sm_80": 1, "sm_90a": 1},
+    "attention_backward_mma_kernel<AttentionBackwardMma<128, (BackwardShape)1>>": {"sm_89": 1},
+}
+MMA_KERNEL = re.compile(r"attention_\w+_mma_kernel<(.+)>")  # each must be in PLAN; within is the struct that holds its kThreads and kBytes
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class TableError(Exception):
@@ -55,8 +76,26 @@ class Row(NamedTuple):
     narrow_stores: int
     atomics: int
     hmma: int
-    hgmma: int
+    ldsm: int
+    ldgsts: int
     instructions: int
+
+
+class Tile(NamedTuple):
+    """What a launcher asks for: threads and bytes of dynamic shared memory of a block."""
+    threads: int
+    shared: int
+
+
+class Card(NamedTuple):
+    """What a multiprocessor holds at most: warps, blocks, bytes of shared memory."""
+    warps: int
+    blocks: int
+    shared: int
+
+
+# CUDA programming guide, "Technical Specifications per Compute Capability". All have 64 K registers. A block gets at most 1 KiB less than all shared memory.
+CARDS = {"sm_80": Card(64, 32, 164 * 1024), "sm_89": Card(48, 24, 100 * 1024), "sm_90a": Card(64, 32, 228 * 1024)}
 
 
 # Heading and meaning of each field of a Row.
@@ -72,7 +111,8 @@ COLUMNS = {
     "narrow_stores": ("narrower stores", "of 1 to 8 bytes"),
     "atomics": ("atomics", "on global memory (`RED`, `ATOM`)"),
     "hmma": ("HMMA", "tensor-core products of one warp"),
-    "hgmma": ("HGMMA", "tensor-core products of four warps (Hopper)"),
+    "ldsm": ("LDSM", "`ldmatrix`: tiles from shared memory into the registers of tensor-core products"),
+    "ldgsts": ("LDGSTS", "`cp.async`: those of the loads above that go to shared memory past the registers"),
     "instructions": ("instructions", "all of them, without the `NOP`s that fill up the end"),
 }
 
@@ -161,15 +201,57 @@ def rows_of(report: str, sass: str, demangler: Callable[[list[str]], list[str]] 
         loads, stores = "LDG|LD|LDGSTS", "STG|ST"
         rows[short] = Row(usage.registers, usage.shared, usage.stack, usage.spill_stores + usage.spill_loads, count(listing, "LDL|STL"),
                           count(listing, loads, True), count(listing, loads, False), count(listing, stores, True), count(listing, stores, False),
-                          count(listing, "RED|REDG|ATOM|ATOMG"), count(listing, "HMMA"), count(listing, "HGMMA"), instructions)
+                          count(listing, "RED|REDG|ATOM|ATOMG"), count(listing, "HMMA"), count(listing, "LDSM"),
+                          count(listing, "LDGSTS"), instructions)
     return rows
+
+
+def round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def most_blocks(card: Card, registers: int, threads: int, shared: int) -> dict[str, int]:
+    """Blocks that each resource of a multiprocessor has room for; the fewest are there at once. The rule is that of NVIDIA's cuda_occupancy.h for these cards:
+    a warp gets registers in units of 256 from one of four equal parts, a block shared memory in units of 128 bytes and 1 KiB of it for the system."""
+    warps = round_up(threads, 32) // 32
+    return {
+        "registers": 65536 // 4 // round_up(32 * registers, 256) * 4 // warps,
+        "shared memory": card.shared // round_up(shared + 1024, 128),
+        "warps": card.warps // warps,
+        "blocks": card.blocks,
+    }
+
+
+def blocks_of(architecture: str, row: Row, tile: Tile) -> tuple[int, str]:
+    """Blocks on a multiprocessor at once, and what allows no more."""
+    if architecture not in CARDS:
+        raise TableError(f"what a multiprocessor of {architecture} holds is not known: add it to CARDS in dev/gpu/kernel_table.py")
+    most = most_blocks(CARDS[architecture], row.registers, tile.threads, row.shared + tile.shared)
+    blocks = min(most.values())
+    return blocks, " and ".join(what for what, number in most.items() if number == blocks)
+
+
+def read_tiles(names: Iterable[str], header: Path = ROOT / "llmc/attention_mma.cuh") -> dict[str, Tile]:
+    """Tile of each kernel that is called as MMA_KERNEL says. No cubin knows what a launcher asks for, and a number written here would drift from the header,
+    so a compiler reads it from there: the same sources compile for a CPU, and constants stand in the assembly."""
+    kernels = {name: found[1] for name in sorted(set(names)) if (found := MMA_KERNEL.fullmatch(name))}
+    if not kernels:
+        return {}
+    numbers = ", ".join(f"{tile}::kThreads, {tile}::kBytes" for tile in kernels.values())
+    source = f'#include "{header}"\n#include <cstdint>\nextern "C" {{ extern const uint64_t tile_numbers[]; const uint64_t tile_numbers[] = {{{numbers}}}; }}\n'
+    compiler = [os.environ.get("CXX", "g++"), "-std=c++20", "-w", f"-I{ROOT}", f"-I{ROOT / 'hostcuda/include'}", "-S", "-x", "c++", "-", "-o", "-"]
+    found = re.search(r"^_?tile_numbers:\n((?:\s+\.(?:quad|xword|8byte)\s.*\n)+)", run(compiler, source), re.MULTILINE)
+    values = [int(value) for value in re.findall(r"^\s+\.\w+\s+(\d+)", found[1], re.MULTILINE)] if found else []
+    if len(values) != 2 * len(kernels):
+        raise TableError(f"the assembly of {compiler[0]} does not show the numbers of {header} as expected")
+    return {name: Tile(values[2 * i], values[2 * i + 1]) for i, name in enumerate(kernels)}
 
 
 def cell(values: list[int]) -> str:
     return str(values[0]) if len(set(values)) == 1 else "/".join(map(str, values))
 
 
-def table_of(rows: dict[str, dict[str, Row]], nvcc: str) -> str:
+def table_of(rows: dict[str, dict[str, Row]], nvcc: str, tiles: dict[str, Tile]) -> str:
     """The Markdown of architecture -> kernel -> row. Cells are not padded, so that a change touches its own line only."""
     architectures = list(rows)
     names = sorted(set().union(*rows.values()))
@@ -194,7 +276,52 @@ def table_of(rows: dict[str, dict[str, Row]], nvcc: str) -> str:
     explained = [name for name in names if name in EXPLAINED]
     if explained:
         lines += ["", "Local memory that is known and does no harm:", "", *(f"- `{name}`: {EXPLAINED[name]}" for name in explained)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + occupancy_of(rows, tiles)) + "\n"
+
+
+def occupancy_of(rows: dict[str, dict[str, Row]], tiles: dict[str, Tile]) -> list[str]:
+    """Lines of the table of PLAN: each kernel on the cards where it runs."""
+    planned = [(name, architecture) for name in PLAN for architecture in rows if architecture in PLAN[name] and name in rows[architecture]]
+    if not planned:
+        return []
+    lines = [
+        "",
+        "## Tensor-core attention on a multiprocessor",
+        "",
+        "Each kernel on the cards where the launcher runs it. Threads and shared bytes of a block are those of its tile in `llmc/attention_mma.cuh`. From",
+        "them and the registers follows, by the rule of NVIDIA's `cuda_occupancy.h`, how many blocks a multiprocessor has at once: as many as `PLAN` in",
+        "`dev/gpu/kernel_table.py` says, or the check fails. Occupancy: their warps, of those that a multiprocessor can hold. How much of the L1 cache",
+        "is shared memory is the driver's choice at each launch; these are the figures for the most it can give.",
+        "",
+        "| kernel | card | threads | registers | shared bytes | blocks | warps | occupancy | no more for lack of |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for name, architecture in planned:
+        row, tile = rows[architecture][name], tiles[name]
+        blocks, lack = blocks_of(architecture, row, tile)
+        warps = blocks * tile.threads // 32
+        lines.append(f"| `{name}` | {architecture} | {tile.threads} | {row.registers} | {row.shared + tile.shared} | {blocks} | {warps} | "
+                     f"{100 * warps / CARDS[architecture].warps:.1f} % | {lack} |")
+    return lines
+
+
+def off_plan(name: str, architecture: str, kernels: dict[str, Row], tiles: dict[str, Tile]) -> str:
+    """What is wrong with a kernel of tensor-core attention; "" when it is as planned."""
+    if name not in PLAN:
+        return "has no plan: add it to PLAN in dev/gpu/kernel_table.py"
+    if name not in kernels:
+        return "is planned and not in the program: take it out of PLAN in dev/gpu/kernel_table.py, or compile it"
+    row = kernels[name]
+    wrong = [f"has no {COLUMNS[field][0]}" for field in ("hmma", "ldsm", "ldgsts") if getattr(row, field) == 0]
+    if row.atomics:
+        wrong.append(f"has atomics on global memory ({row.atomics}), which add in no fixed order")
+    if architecture in PLAN[name]:
+        tile, planned = tiles[name], PLAN[name][architecture]
+        blocks, lack = blocks_of(architecture, row, tile)
+        if blocks != planned:
+            wrong.append(f"is to have {planned} at once on a multiprocessor and has {blocks}, no more for lack of {lack}: "
+                         f"{row.registers} registers, {tile.threads} threads, {row.shared + tile.shared} shared bytes a block")
+    return "; ".join(wrong)
 
 
 def spills(name: str, row: Row) -> str:
@@ -213,12 +340,13 @@ def version_of(text: str) -> str:
     return found[1]
 
 
-def check(rows: dict[str, dict[str, Row]], nvcc: str, table: Path) -> tuple[int, int, int]:
+def check(rows: dict[str, dict[str, Row]], nvcc: str, table: Path, tiles: dict[str, Tile]) -> tuple[int, int, int]:
     """(passed, failed, skipped); says what failed."""
     passed = failed = skipped = 0
     for architecture, kernels in rows.items():
-        for name, row in kernels.items():
-            problem = spills(name, row)
+        attention = sorted({*PLAN, *filter(MMA_KERNEL.fullmatch, kernels)})
+        problems = [(name, spills(name, row)) for name, row in kernels.items()] + [(name, off_plan(name, architecture, kernels, tiles)) for name in attention]
+        for name, problem in problems:
             if problem:
                 print(f"FAIL  {name} on {architecture} {problem}")
             passed, failed = passed + (not problem), failed + bool(problem)
@@ -232,7 +360,7 @@ def check(rows: dict[str, dict[str, Row]], nvcc: str, table: Path) -> tuple[int,
     if old_nvcc != nvcc:
         print(f"the table was made with nvcc {old_nvcc} and this is {nvcc}, which allots registers in its own way: the table was not compared")
         return passed, failed, skipped + 1
-    new = table_of(rows, nvcc)
+    new = table_of(rows, nvcc, tiles)
     if old == new:
         return passed + 1, failed, skipped
     print(f"FAIL  {table} is not what this source compiles to; look at what changed, and commit it: make kernel-table")
@@ -275,11 +403,12 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         nvcc, rows = version_of(arguments.nvcc), read_rows(arguments.cubins)
+        tiles = read_tiles(name for kernels in rows.values() for name in kernels)
         if arguments.write:
-            arguments.table.write_text(table_of(rows, nvcc), encoding="utf-8")
+            arguments.table.write_text(table_of(rows, nvcc, tiles), encoding="utf-8")
             print(f"{arguments.table}: {len(set().union(*rows.values()))} kernels for {', '.join(rows)}")
             return 0
-        passed, failed, skipped = check(rows, nvcc, arguments.table)
+        passed, failed, skipped = check(rows, nvcc, arguments.table, tiles)
     except TableError as error:
         print(f"error: {error}", file=sys.stderr)
         if not arguments.write:
