@@ -299,9 +299,10 @@ int main() {
     compiler = [os.environ.get("CXX", "g++"), "-x", "c++", "-", "-o", str(tmp_path / "occupancy"), f"-I{include}"]
     subprocess.run(compiler, input=program, text=True, check=True, timeout=60)
     cases = list(itertools.product(kernel_table.CARDS.items(), (1, 32, 65, 104, 128, 129, 168, 169, 208, 255), (32, 96, 128, 160, 256, 1024),
-                                   (0, 1, 900, 20000, 49152, 50176, 50177, 66048, 82944, 82945, 101376, 101377, 115712, 158720, 166912, 232448)))
-    questions = "".join(f"{name[3]} {name[4]} {card.warps} {card.shared // 1024} {' '.join(map(str, kernel))}\n" for (name, card), *kernel in cases)
-    result = subprocess.run([str(tmp_path / "occupancy")], input=questions, text=True, capture_output=True, check=True, timeout=60)
+                                   (0, 1, 900, 20000, 33109, 49152, 50176, 50177, 66048, 82944, 82945, 101376, 101377, 115712, 158720, 166912, 232448)))
+    questions = [(name[3], name[4], card.warps, card.shared // 1024, *kernel) for (name, card), *kernel in cases]
+    lines = "".join(" ".join(map(str, question)) + "\n" for question in questions)
+    result = subprocess.run([str(tmp_path / "occupancy")], input=lines, text=True, capture_output=True, check=True, timeout=60)
     theirs, ours = [*map(int, result.stdout.split())], [min(kernel_table.most_blocks(card, *kernel).values()) for (_, card), *kernel in cases]
     assert len(theirs) == len(cases) and [both for both in zip(cases, theirs, ours) if both[1] != both[2]] == []
 
