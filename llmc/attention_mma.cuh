@@ -25,8 +25,8 @@
 // at 128 a cycle. L2: bytes from and to it a cycle of the slower of both (H100). exp2: 16 a cycle.
 //
 //               tile      flops    mma A100  mma H100  shared KB  cycles  exp2  L2   registers: sums + left sides   shared KB a block   blocks on an A100, H100
-//   forward  64 128 x  64  2.1 M     1024       813        82       640    512  20   64 + 64 + 32 (q)                 54                  2, 2
-//            80            2.6 M     1280      1016       123       960    512  20   80 + 64                          55                  2, 2
+//   forward  64 128 x  64  2.1 M     1024       813        82       640    512  20   64 + 64 + 32 (q)                 45                  2, 2
+//            80            2.6 M     1280      1016       123       960    512  20   80 + 64                          44                  2, 2
 //            96            3.1 M     1536      1219       147      1152    512  20   96 + 64                          65                  2, 2
 //           128            4.2 M     2048      1626       197      1536    512  20   128 + 64                         68                  2, 2
 //   backward 64 128 x  32  2.6 M     1280      1016       164      1280    256  19   128 + 64                         65                  2, 2
@@ -56,7 +56,7 @@ struct AttentionForwardMma {
     static constexpr int kWarpTiles = kFat ? 4 : 2;             // 16-row tiles of a warp: each key or value that ldmatrix brings serves so many products
     static constexpr int kWarps = 8 / kWarpTiles, kThreads = kWarps * kWarpSize, kBlocks = 2;  // kBlocks: on a multiprocessor
     static constexpr int kWarpRows = 16 * kWarpTiles, kRows = kWarps * kWarpRows, kKeys = 64;
-    static constexpr int kStages = HD == 128 ? 2 : HD == 64 ? 4 : 3;  // tiles of keys or values in the ring
+    static constexpr int kStages = HD == 64 || HD == 96 ? 3 : 2;  // tiles of keys or values in the ring; two blocks of 64 and 80 fit an sm_89, too
     static constexpr int kStride = HD + 8;                      // an odd number of 16 bytes: ldmatrix meets no bank conflict
     static constexpr int kDepth = HD / 16;                      // 16-wide tiles of a head
     static constexpr bool kKeepQueries = !kFat && HD == 64;     // in registers
@@ -65,6 +65,11 @@ struct AttentionForwardMma {
 
 // Three shapes: kLarge for a card that gives a block 163 KiB, kSmall for an sm_89's 99 KiB and for head_dim 64 everywhere, kFat for a CPU.
 enum class BackwardShape { kLarge, kSmall, kFat };
+
+inline constexpr BackwardShape attention_backward_shape(int HD, bool large_card, bool fat) {
+    if (!large_card) return BackwardShape::kSmall;
+    return fat ? BackwardShape::kFat : HD == 64 ? BackwardShape::kSmall : BackwardShape::kLarge;
+}
 
 template <int HD_, BackwardShape kShape>
 struct AttentionBackwardMma {
@@ -619,8 +624,7 @@ inline void attention_backward_mma(floatX* dq, floatX* dk, floatX* dv, float* sc
     CUDA_CHECK(cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     with_mma_head_dim(args.HD, [&](auto HD) {
         with_bool(static_cast<size_t>(shared_limit) >= kAttentionLargeShared, [&](auto large) {
-            constexpr BackwardShape kBest = kFat ? BackwardShape::kFat : HD.value == 64 ? BackwardShape::kSmall : BackwardShape::kLarge;
-            using Tile = AttentionBackwardMma<HD.value, large.value ? kBest : BackwardShape::kSmall>;
+            using Tile = AttentionBackwardMma<HD.value, attention_backward_shape(HD.value, large.value, kFat)>;
             static_assert(Tile::kBytes <= (large.value ? kAttentionLargeShared : kAttentionSmallShared), "the backward tile does not fit the shared memory it is for");
             const dim3 grid(static_cast<unsigned>(parts.splits), args.NH, args.B);
             launch_attention(attention_backward_mma_kernel<Tile>, grid, Tile::kThreads, Tile::kBytes, stream, dk, dv, parts, dout, q, k, v, args.scale * kLog2e, args);

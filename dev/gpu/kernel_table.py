@@ -33,8 +33,8 @@ EXPLAINED: dict[str, str] = {
 # cards. (BackwardShape)0 is kLarge, for cards that give a block 163 KiB of shared memory; 1 is kSmall. Each kernel must hold HMMA, LDSM and LDGSTS and no
 # atomics on every card.
 PLAN: dict[str, dict[str, int]] = {
-    "attention_forward_mma_kernel<AttentionForwardMma<64, false>>": {"sm_80": 2, "sm_89": 1, "sm_90a": 2},
-    "attention_forward_mma_kernel<AttentionForwardMma<80, false>>": {"sm_80": 2, "sm_89": 1, "sm_90a": 2},
+    "attention_forward_mma_kernel<AttentionForwardMma<64, false>>": {"sm_80": 2, "sm_89": 2, "sm_90a": 2},
+    "attention_forward_mma_kernel<AttentionForwardMma<80, false>>": {"sm_80": 2, "sm_89": 2, "sm_90a": 2},
     "attention_forward_mma_kernel<AttentionForwardMma<96, false>>": {"sm_80": 2, "sm_89": 1, "sm_90a": 2},
     "attention_forward_mma_kernel<AttentionForwardMma<128, false>>": {"sm_80": 2, "sm_89": 1, "sm_90a": 2},
     "attention_backward_mma_kernel<AttentionBackwardMma<64, (BackwardShape)1>>": {"sm_80": 2, "sm_89": 1, "sm_90a": 2},

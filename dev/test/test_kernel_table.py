@@ -272,6 +272,21 @@ def test_every_card_runs_one_shape_for_each_head_dim() -> None:
         assert sorted(runs) == sorted(f"Attention{way}Mma<{hd}" for way in ("Forward", "Backward") for hd in (64, 80, 96, 128))
 
 
+def test_the_launcher_chooses_the_planned_shapes() -> None:
+    block_kib = {"sm_80": 163, "sm_89": 99, "sm_90a": 227}  # shared memory a card gives one block
+    asserts = []
+    for name, cards in PLAN.items():
+        if found := re.search(r"Backward\w*Mma<(\d+), \(BackwardShape\)(\d)>", name):
+            asserts += [f"static_assert(attention_backward_shape({found[1]}, {block_kib[card]} * 1024 >= kAttentionLargeShared, false) == BackwardShape({found[2]}));" for card in cards]
+    assert len(asserts) == 4 * len(block_kib)
+
+    def compiles(source: str) -> bool:
+        command = [os.environ.get("CXX", "g++"), "-std=c++20", "-w", "-fsyntax-only", f"-I{ROOT}", f"-I{ROOT / 'hostcuda/include'}", "-x", "c++", "-"]
+        return subprocess.run(command, input='#include "llmc/attention_mma.cuh"\n' + source, capture_output=True, text=True).returncode == 0
+    assert compiles("\n".join(asserts))
+    assert not compiles(asserts[0].replace("==", "!="))
+
+
 def test_blocks_are_those_of_nvidias_calculator(tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     include = Path(nvcc).resolve().parents[1] / "include"
