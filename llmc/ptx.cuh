@@ -488,34 +488,36 @@ inline void right_columns(float* b, const __nv_bfloat16* base, int n, int depth_
     }
 }
 
-// c[column][row] = or += sum over depth of a_t[depth][row] * b(column, depth), 16 columns. Rows fill the vectors, so nothing is added across one.
+// c[column][row] = or += sum over depth of a_t[depth][row] * b(column, depth), 16 columns. Rows fill the vectors, so nothing is added across one. Half of
+// the registers hold sums, of as square a block as that gives: the fewest loads, and enough sums in flight.
 template <int MT, bool kAdd, int kColumnStep, int kDepthStep>
 inline void tile_product(float (*c)[16 * MT], const float (*a_t)[16 * MT], const float* b, int depth) {
     using Wide = typename TileVector<kWideTiles>::Type;
-    constexpr int kLanes = 8 * kWideTiles, kVectors = 16 * MT / kLanes;
-    constexpr int kColumns = kVectorRegisters / 2 / kVectors;  // half of the registers hold sums; enough are in flight
-    static_assert(kColumns >= 1 && 16 % kColumns == 0, "the sums of a block of columns must fit the vector registers");
+    constexpr int kLanes = 8 * kWideTiles, kVectors = std::min(16 * MT / kLanes, kVectorRegisters / 8), kColumns = kVectorRegisters / 2 / kVectors;
+    static_assert(16 % kColumns == 0 && 16 * MT % (kVectors * kLanes) == 0, "blocks of sums fill a tile");
     for (int column = 0; column < 16; column += kColumns) {
-        Wide sum[kColumns][kVectors];
-        UNROLL
-        for (int j = 0; j < kColumns; j++)
+        for (int row = 0; row < 16 * MT; row += kVectors * kLanes) {
+            Wide sum[kColumns][kVectors];
             UNROLL
-            for (int i = 0; i < kVectors; i++) sum[j][i] = kAdd ? load_as<Wide>(&c[column + j][i * kLanes]) : Wide{};
-        for (int k = 0; k < depth; k++) {
-            Wide left[kVectors];
-            UNROLL
-            for (int i = 0; i < kVectors; i++) left[i] = load_as<Wide>(&a_t[k][i * kLanes]);
-            UNROLL
-            for (int j = 0; j < kColumns; j++) {
-                const float right = b[(column + j) * kColumnStep + k * kDepthStep];
+            for (int j = 0; j < kColumns; j++)
                 UNROLL
-                for (int i = 0; i < kVectors; i++) sum[j][i] += left[i] * right;
+                for (int i = 0; i < kVectors; i++) sum[j][i] = kAdd ? load_as<Wide>(&c[column + j][row + i * kLanes]) : Wide{};
+            for (int k = 0; k < depth; k++) {
+                Wide left[kVectors];
+                UNROLL
+                for (int i = 0; i < kVectors; i++) left[i] = load_as<Wide>(&a_t[k][row + i * kLanes]);
+                UNROLL
+                for (int j = 0; j < kColumns; j++) {
+                    const float right = b[(column + j) * kColumnStep + k * kDepthStep];
+                    UNROLL
+                    for (int i = 0; i < kVectors; i++) sum[j][i] += left[i] * right;
+                }
             }
-        }
-        UNROLL
-        for (int j = 0; j < kColumns; j++)
             UNROLL
-            for (int i = 0; i < kVectors; i++) store_as(&c[column + j][i * kLanes], sum[j][i]);
+            for (int j = 0; j < kColumns; j++)
+                UNROLL
+                for (int i = 0; i < kVectors; i++) store_as(&c[column + j][row + i * kLanes], sum[j][i]);
+        }
     }
 }
 
