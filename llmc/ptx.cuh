@@ -2,7 +2,7 @@
 // one warp, 2^x.
 //
 // Names: cp_async_16, cp_async_commit, cp_async_wait; ldmatrix_x4, ldmatrix_x4_transposed, mma_m16n8k16; Fragment, to_fragment, store_fragment,
-//        FragmentsA, SharedA, SharedB, Stored, warp_mma; quad_max, quad_sum, row_pair8; exp2_8.
+//        FragmentsA, SharedA, SharedB, Stored, set_product, add_product, warp_mma, product_by_instructions; quad_max, quad_sum, row_pair8; exp2_8.
 //
 // Lane layouts (PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type" and "ldmatrix"). In lane l, g = l / 4 and t = l % 4:
 //
@@ -16,8 +16,9 @@
 // Two C side by side (16 x 16) are one Float8, and rounded to bf16 its eight elements are an A in the same order: what one product made is the next
 // one's left side without a move. So everything here is counted in 16 x 16 tiles.
 //
-// warp_mma is the batched form: a product of whole tiles. On a GPU it unrolls into ldmatrix and mma; on a CPU the lanes meet once for all of it, and the
-// last one computes it with vectors as wide as the machine's, each element's sum in the order of depth.
+// warp_mma is the batched form: products of whole tiles. On a GPU it unrolls into ldmatrix and mma (product_by_instructions, which a CPU can run, too, and a test
+// does); on a CPU the lanes meet once for all of them, and the last one computes them with vectors as wide as the machine's, each element's sum in the order of
+// depth.
 #pragma once
 
 #include "llmc/device.cuh"
@@ -39,25 +40,6 @@ struct FragmentsA {
     Fragment tile[MT][KT];
 };
 
-// A product of whole tiles: acc (16 MT x 16 NT) = or, with kAdd, += A (16 MT x 16 KT) B (16 KT x 16 NT); only the first depth_tiles and column_tiles are
-// computed, the same in all lanes.
-template <int KT, bool kAdd, int MT, int NT, class A, class B>
-struct WarpProduct {
-    Float8 (&acc)[MT][NT];
-    const A& a;
-    const B& b;
-    int depth_tiles, column_tiles;
-};
-
-template <int KT, int MT, int NT, class A, class B>
-__device__ __forceinline__ WarpProduct<KT, false, MT, NT, A, B> set_product(Float8 (&acc)[MT][NT], const A& a, const B& b) {
-    return {acc, a, b, KT, NT};
-}
-template <int KT, int MT, int NT, class A, class B>
-__device__ __forceinline__ WarpProduct<KT, true, MT, NT, A, B> add_product(Float8 (&acc)[MT][NT], const A& a, const B& b, int depth_tiles = KT, int column_tiles = NT) {
-    return {acc, a, b, depth_tiles, column_tiles};
-}
-
 #ifdef __CUDACC__
 
 // Whether a kernel is better off with few warps that have much to do: not here, where a lane's variables must fit its registers.
@@ -74,7 +56,10 @@ __device__ __forceinline__ int fresh_warp() { return static_cast<int>(fresh_thre
 
 // ---- asynchronous copies ---------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ unsigned shared_address(const void* pointer) { return static_cast<unsigned>(__cvta_generic_to_shared(pointer)); }
+// A place in shared memory as instructions take it, and the one `elements` of bf16 further.
+using SharedAddress = unsigned;
+__device__ __forceinline__ SharedAddress shared_address(const void* pointer) { return static_cast<unsigned>(__cvta_generic_to_shared(pointer)); }
+__device__ __forceinline__ SharedAddress shared_address(SharedAddress from, int elements) { return from + 2 * elements; }
 
 // Starts copying 16 bytes, past the L1 cache; zeros instead of them where `valid` is false, and then `global` is not read.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool valid) {
@@ -92,12 +77,12 @@ __device__ __forceinline__ void cp_async_wait() {
 
 // ---- one instruction ---------------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ Fragment ldmatrix_x4(unsigned address) {
+__device__ __forceinline__ Fragment ldmatrix_x4(SharedAddress address) {
     Fragment f;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n" : "=r"(f.reg[0]), "=r"(f.reg[1]), "=r"(f.reg[2]), "=r"(f.reg[3]) : "r"(address));
     return f;
 }
-__device__ __forceinline__ Fragment ldmatrix_x4_transposed(unsigned address) {
+__device__ __forceinline__ Fragment ldmatrix_x4_transposed(SharedAddress address) {
     Fragment f;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                  : "=r"(f.reg[0]), "=r"(f.reg[1]), "=r"(f.reg[2]), "=r"(f.reg[3])
@@ -124,130 +109,6 @@ __device__ __forceinline__ Fragment to_fragment(const Float8& x) {
     return f;
 }
 
-// ---- whole tiles -------------------------------------------------------------------------------------------------------------------
-
-// A product's left side in shared memory. base and rows lie on multiples of 16 bytes; a stride of an odd number of 16 bytes meets no bank conflict.
-template <Stored kStored, int kStride>
-struct SharedA {
-    unsigned address;  // of the row that this lane brings to ldmatrix
-    __device__ __forceinline__ explicit SharedA(const __nv_bfloat16* base) {
-        const int lane = fresh_lane();
-        const int row = kStored == Stored::kByRow ? lane % 16 : lane / 8 % 2 * 8, depth = kStored == Stored::kByRow ? lane / 16 * 8 : lane / 16 * 8 + lane % 8;
-        address = shared_address(base + (kStored == Stored::kByRow ? row * kStride + depth : depth * kStride + row));
-    }
-    __device__ __forceinline__ Fragment load(int m, int k) const {
-        if constexpr (kStored == Stored::kByRow) {
-            return ldmatrix_x4(address + 2 * (16 * m * kStride + 16 * k));
-        } else {
-            return ldmatrix_x4_transposed(address + 2 * (16 * k * kStride + 16 * m));
-        }
-    }
-};
-
-// Its right side: columns are the rows of Stored.
-template <Stored kStored, int kStride>
-struct SharedB {
-    unsigned address;
-    __device__ __forceinline__ explicit SharedB(const __nv_bfloat16* base) {
-        const int lane = fresh_lane();
-        const int column = kStored == Stored::kByRow ? lane / 16 * 8 + lane % 8 : lane / 16 * 8, depth = kStored == Stored::kByRow ? lane / 8 % 2 * 8 : lane % 16;
-        address = shared_address(base + (kStored == Stored::kByRow ? column * kStride + depth : depth * kStride + column));
-    }
-    __device__ __forceinline__ Fragment load(int n, int k) const {
-        if constexpr (kStored == Stored::kByRow) {
-            return ldmatrix_x4(address + 2 * (16 * n * kStride + 16 * k));
-        } else {
-            return ldmatrix_x4_transposed(address + 2 * (16 * k * kStride + 16 * n));
-        }
-    }
-};
-
-template <int MT, int KT>
-__device__ __forceinline__ Fragment load_a(const FragmentsA<MT, KT>& a, int m, int k) { return a.tile[m][k]; }
-template <Stored kStored, int kStride>
-__device__ __forceinline__ Fragment load_a(const SharedA<kStored, kStride>& a, int m, int k) { return a.load(m, k); }
-
-template <int KT, bool kAdd, int MT, int NT, class A, class B>
-__device__ __forceinline__ void run_product(const WarpProduct<KT, kAdd, MT, NT, A, B>& product) {
-    if constexpr (!kAdd) {
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-            for (int n = 0; n < NT; n++) product.acc[m][n] = set8(0.0f);
-    }
-#pragma unroll
-    for (int k = 0; k < KT; k++) {
-        if (k >= product.depth_tiles) break;
-        Fragment left[MT];
-#pragma unroll
-        for (int m = 0; m < MT; m++) left[m] = load_a(product.a, m, k);
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            if (n >= product.column_tiles) break;
-            const Fragment right = product.b.load(n, k);
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                mma_m16n8k16(&product.acc[m][n].value[0], left[m], right.reg[0], right.reg[1]);
-                mma_m16n8k16(&product.acc[m][n].value[4], left[m], right.reg[2], right.reg[3]);
-            }
-        }
-    }
-}
-
-template <class... Products>
-__device__ __forceinline__ void warp_mma(const Products&... products) {
-    (run_product(products), ...);
-}
-
-// ---- the four lanes of a row --------------------------------------------------------------------------------------------------------
-
-template <int N>
-__device__ __forceinline__ void quad_max(float (&x)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        x[i] = fmaxf(x[i], __shfl_xor_sync(0xffffffffu, x[i], 1));
-        x[i] = fmaxf(x[i], __shfl_xor_sync(0xffffffffu, x[i], 2));
-    }
-}
-
-template <int N>
-__device__ __forceinline__ void quad_sum(float (&x)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        x[i] += __shfl_xor_sync(0xffffffffu, x[i], 1);
-        x[i] += __shfl_xor_sync(0xffffffffu, x[i], 2);
-    }
-}
-
-// ---- 2^x ---------------------------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ float exp2_approximately(float x) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(result) : "f"(x));
-    return result;
-}
-
-// Within a relative 2^-22 (PTX ISA, ex2.approx.ftz); a result below 2^-126 is 0. NaN and infinities as they should be.
-__device__ __forceinline__ Float8 exp2_8(const Float8& x) {
-    Float8 result;
-#pragma unroll
-    for (int i = 0; i < 8; i++) result[i] = exp2_approximately(x[i]);
-    return result;
-}
-
-// x[i] = 2^(x[i] factor - minus[i]), N vectors
-template <int N>
-__device__ __forceinline__ void exp2_scaled(Float8* x, float factor, const Float8* minus) {
-#pragma unroll
-    for (int i = 0; i < N; i++) x[i] = exp2_8(fma8(x[i], set8(factor), -minus[i]));
-}
-
-template <int N>
-__device__ __forceinline__ void to_fragments(Fragment* f, const Float8* x) {
-#pragma unroll
-    for (int i = 0; i < N; i++) f[i] = to_fragment(x[i]);
-}
-
 #else  // a CPU
 
 // A lane's variables are memory, and each meeting of the lanes costs 10 to 15 ns a lane.
@@ -256,6 +117,10 @@ inline constexpr bool kFatWarps = true;
 inline unsigned fresh_thread_index() { return threadIdx.x; }
 inline int fresh_lane() { return static_cast<int>(threadIdx.x % kWarpSize); }
 inline int fresh_warp() { return static_cast<int>(threadIdx.x / kWarpSize); }
+
+using SharedAddress = const __nv_bfloat16*;
+inline SharedAddress shared_address(SharedAddress pointer) { return pointer; }
+inline SharedAddress shared_address(SharedAddress from, int elements) { return from + elements; }
 
 // ---- asynchronous copies: hostcuda's, which land at the wait where that is asked for ---------------------------------------------------
 
@@ -343,27 +208,165 @@ inline void mma_m16n8k16(float* c, const Fragment& a, unsigned b0, unsigned b1) 
     ::hostcuda::warp_collective(0xffffffffu, &args, compute_mma, "mma");
 }
 
-// ---- whole tiles -------------------------------------------------------------------------------------------------------------------
+#endif
 
+// ---- products of whole tiles ---------------------------------------------------------------------------------------------------------
+
+// A product's left side in shared memory. base and rows lie on multiples of 16 bytes; a stride of an odd number of 16 bytes meets no bank conflict.
 template <Stored kStored_, int kStride_>
 struct SharedA {
     static constexpr Stored kStored = kStored_;
     static constexpr int kStride = kStride_;
-    const __nv_bfloat16* base;
-    explicit SharedA(const __nv_bfloat16* base_) : base(base_) {}
-    Fragment load(int m, int k) const {
-        static_assert(kStored == Stored::kByRow, "only rows are loaded tile by tile");
+    SharedAddress row;  // what this lane brings to ldmatrix for the first tile
+    __device__ __forceinline__ explicit SharedA(const __nv_bfloat16* base) {
         const int lane = fresh_lane();
-        return ldmatrix_x4(base + (16 * m + lane % 16) * kStride + 16 * k + lane / 16 * 8);
+        if constexpr (kStored == Stored::kByRow) {
+            row = shared_address(base + lane % 16 * kStride + lane / 16 * 8);
+        } else {
+            row = shared_address(base + (lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8);
+        }
+    }
+    __device__ __forceinline__ Fragment load(int m, int k) const {
+        if constexpr (kStored == Stored::kByRow) {
+            return ldmatrix_x4(shared_address(row, 16 * m * kStride + 16 * k));
+        } else {
+            return ldmatrix_x4_transposed(shared_address(row, 16 * k * kStride + 16 * m));
+        }
     }
 };
+
+// Its right side: columns are the rows of Stored.
 template <Stored kStored_, int kStride_>
 struct SharedB {
     static constexpr Stored kStored = kStored_;
     static constexpr int kStride = kStride_;
-    const __nv_bfloat16* base;
-    explicit SharedB(const __nv_bfloat16* base_) : base(base_) {}
+    SharedAddress row;
+    __device__ __forceinline__ explicit SharedB(const __nv_bfloat16* base) {
+        const int lane = fresh_lane();
+        if constexpr (kStored == Stored::kByRow) {
+            row = shared_address(base + (lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8);
+        } else {
+            row = shared_address(base + lane % 16 * kStride + lane / 16 * 8);
+        }
+    }
+    __device__ __forceinline__ Fragment load(int n, int k) const {
+        if constexpr (kStored == Stored::kByRow) {
+            return ldmatrix_x4(shared_address(row, 16 * n * kStride + 16 * k));
+        } else {
+            return ldmatrix_x4_transposed(shared_address(row, 16 * k * kStride + 16 * n));
+        }
+    }
 };
+
+template <int MT, int KT>
+__device__ __forceinline__ Fragment load_a(const FragmentsA<MT, KT>& a, int m, int k) { return a.tile[m][k]; }
+template <Stored kStored, int kStride>
+__device__ __forceinline__ Fragment load_a(const SharedA<kStored, kStride>& a, int m, int k) { return a.load(m, k); }
+
+// A product of whole tiles: acc (16 MT x 16 NT) = or, with kAdd, += A (16 MT x 16 KT) B (16 KT x 16 NT); only the first depth_tiles and column_tiles are
+// computed, the same in all lanes.
+template <int KT, bool kAdd, int MT, int NT, class A, class B>
+struct WarpProduct {
+    Float8 (&acc)[MT][NT];
+    const A& a;
+    const B& b;
+    int depth_tiles, column_tiles;
+};
+
+template <int KT, int MT, int NT, class A, class B>
+__device__ __forceinline__ WarpProduct<KT, false, MT, NT, A, B> set_product(Float8 (&acc)[MT][NT], const A& a, const B& b) {
+    return {acc, a, b, KT, NT};
+}
+template <int KT, int MT, int NT, class A, class B>
+__device__ __forceinline__ WarpProduct<KT, true, MT, NT, A, B> add_product(Float8 (&acc)[MT][NT], const A& a, const B& b, int depth_tiles = KT, int column_tiles = NT) {
+    return {acc, a, b, depth_tiles, column_tiles};
+}
+
+// One product, instruction by instruction.
+template <int KT, bool kAdd, int MT, int NT, class A, class B>
+__device__ __forceinline__ void product_by_instructions(const WarpProduct<KT, kAdd, MT, NT, A, B>& product) {
+    if constexpr (!kAdd) {
+        UNROLL
+        for (int m = 0; m < MT; m++)
+            UNROLL
+            for (int n = 0; n < NT; n++) product.acc[m][n] = zero8();
+    }
+    UNROLL
+    for (int k = 0; k < KT; k++) {
+        if (k >= product.depth_tiles) break;
+        Fragment left[MT];
+        UNROLL
+        for (int m = 0; m < MT; m++) left[m] = load_a(product.a, m, k);
+        UNROLL
+        for (int n = 0; n < NT; n++) {
+            if (n >= product.column_tiles) break;
+            const Fragment right = product.b.load(n, k);
+            UNROLL
+            for (int m = 0; m < MT; m++) {
+                mma_m16n8k16(reinterpret_cast<float*>(&product.acc[m][n]), left[m], right.reg[0], right.reg[1]);
+                mma_m16n8k16(reinterpret_cast<float*>(&product.acc[m][n]) + 4, left[m], right.reg[2], right.reg[3]);
+            }
+        }
+    }
+}
+
+#ifdef __CUDACC__
+
+template <class... Products>
+__device__ __forceinline__ void warp_mma(const Products&... products) {
+    (product_by_instructions(products), ...);
+}
+
+// ---- the four lanes of a row --------------------------------------------------------------------------------------------------------
+
+template <int N>
+__device__ __forceinline__ void quad_max(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] = fmaxf(x[i], __shfl_xor_sync(0xffffffffu, x[i], 1));
+        x[i] = fmaxf(x[i], __shfl_xor_sync(0xffffffffu, x[i], 2));
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void quad_sum(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] += __shfl_xor_sync(0xffffffffu, x[i], 1);
+        x[i] += __shfl_xor_sync(0xffffffffu, x[i], 2);
+    }
+}
+
+// ---- 2^x ---------------------------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float exp2_approximately(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// Within a relative 2^-22 (PTX ISA, ex2.approx.ftz); a result below 2^-126 is 0. NaN and infinities as they should be.
+__device__ __forceinline__ Float8 exp2_8(const Float8& x) {
+    Float8 result;
+#pragma unroll
+    for (int i = 0; i < 8; i++) result[i] = exp2_approximately(x[i]);
+    return result;
+}
+
+// x[i] = 2^(x[i] factor - minus[i]), N vectors
+template <int N>
+__device__ __forceinline__ void exp2_scaled(Float8* x, float factor, const Float8* minus) {
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = exp2_8(fma8(x[i], set8(factor), -minus[i]));
+}
+
+template <int N>
+__device__ __forceinline__ void to_fragments(Fragment* f, const Float8* x) {
+#pragma unroll
+    for (int i = 0; i < N; i++) f[i] = to_fragment(x[i]);
+}
+
+#else  // a CPU: the lanes meet once for all products, the last one computes them
 
 // Vectors of one or two tiles' worth of eight floats. With two, machines with AVX-512 take neighbouring tiles together.
 template <int kTiles>
@@ -457,7 +460,7 @@ inline void left_by_depth(float (*a_t)[16 * MT], const FragmentsA<MT, KT>* const
 }
 template <int MT, Stored kStored, int kStride>
 inline void left_by_depth(float (*a_t)[16 * MT], const SharedA<kStored, kStride>* const* lanes, int depth_tiles) {
-    const __nv_bfloat16* const base = lanes[0]->base;
+    const __nv_bfloat16* const base = lanes[0]->row;  // lane 0 brings the first
     if constexpr (kStored == Stored::kByDepth) {
         for (int k = 0; k < 16 * depth_tiles; k++)
             for (int row = 0; row < 16 * MT; row += 8 * kWideTiles) store_as(&a_t[k][row], load_bf16<kWideTiles>(base + k * kStride + row));
@@ -525,7 +528,7 @@ inline void tile_product(float (*c)[16 * MT], const float (*a_t)[16 * MT], const
 template <int KT, bool kAdd, int MT, int NT, class A, class B>
 inline void compute_product(const WarpProduct<KT, kAdd, MT, NT, A, B>* const* lanes) {
     constexpr int kTiles = tiles_together(NT);
-    const int depth_tiles = lanes[0]->depth_tiles, column_tiles = lanes[0]->column_tiles;
+    const int depth_tiles = std::min(lanes[0]->depth_tiles, KT), column_tiles = std::min(lanes[0]->column_tiles, NT);
     const A* left[kWarpSize];
     for (int lane = 0; lane < kWarpSize; lane++) left[lane] = &lanes[lane]->a;
     alignas(64) float a_t[16 * KT][16 * MT], b[16 * 16 * KT], c[16 * kTiles][16 * MT];
@@ -545,7 +548,7 @@ inline void compute_product(const WarpProduct<KT, kAdd, MT, NT, A, B>* const* la
                 }
         }
         for (int j = 0; j < kTiles; j++) {
-            right_columns<KT, B::kStored, B::kStride>(b, lanes[0]->b.base, n + j, depth_tiles);
+            right_columns<KT, B::kStored, B::kStride>(b, lanes[0]->b.row, n + j, depth_tiles);
             if constexpr (B::kStored == Stored::kByRow) {
                 tile_product<MT, kAdd, 16 * KT, 1>(c + 16 * j, a_t, b, 16 * depth_tiles);
             } else {
