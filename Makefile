@@ -232,6 +232,7 @@ $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t) build/host/dev/test/$(t)")
 $(foreach s,1 2 3 4 5,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $(B)/kernel_tests")
 "gtest name=kernels-async HOSTCUDA_ASYNC=1 $(B)/kernel_tests"
 "gtest name=kernels-protect HOSTCUDA_PROTECT=1 $(B)/kernel_tests"
+"gtest name=attention-sm_89 HOSTCUDA_ARCH=89 $(B)/kernel_tests --gtest_filter=*Attention*"
 "gtest name=kernels-asan timeout=600 $(ASAN_RUN) $(A)/kernel_tests"
 "gtest name=kernels-tsan timeout=900 $(TSAN_RUN) $(T)/kernel_tests"
 "run name=test_gpt-bf16 $(B)/test_gpt"
