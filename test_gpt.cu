@@ -1,6 +1,6 @@
 // test_gpt: the whole model against PyTorch. For each reference dump (dev/reference/README.md): logits, loss, every gradient, ten AdamW steps.
 //
-//   ./test_gpt [FOLDER ...]        default: dev/reference/llama dev/reference/qwen2 dev/reference/qwen3
+//   ./test_gpt [FOLDER ...]        default: llama, qwen2, qwen3 and llama64 in dev/reference
 //
 // FP32 build: first loss within 1e-5 relative, every one of the ten losses within 1e-4, every gradient within 1e-4 relative L2 of the float32
 // reference. BF16 build: for every tensor the distance to the float32 reference may be at most twice that of PyTorch's own bf16 run.
@@ -30,7 +30,8 @@ double relative_distance(const std::vector<float>& a, const std::vector<float>& 
 
 class Comparison {
 public:
-    Comparison(const SafetensorsFile& reference, const std::string& folder) : reference_(reference), folder_(folder) {}
+    // note: ends the summary line.
+    Comparison(const SafetensorsFile& reference, const std::string& folder, const char* note) : reference_(reference), folder_(folder), note_(note) {}
 
     // One tensor against float32.NAME. fp32_bound applies in an FP32 build; a BF16 build takes twice the distance of bfloat16.NAME.
     void tensor(const std::string& name, const std::vector<float>& ours, double fp32_bound) {
@@ -43,8 +44,8 @@ public:
 
     // Prints the summary line; true if everything was within its bound.
     bool finish() const {
-        printf("%-24s %s: %d values within the bound, %d not; closest to it: %s at %.2f of the bound\n", folder_.c_str(), failed_ ? "FAILED" : "ok", passed_, failed_,
-               worst_name_.c_str(), worst_);
+        printf("%-24s %s: %d values within the bound, %d not; closest to it: %s at %.2f of the bound%s\n", folder_.c_str(), failed_ ? "FAILED" : "ok", passed_, failed_,
+               worst_name_.c_str(), worst_, note_);
         return failed_ == 0 && passed_ > 0;
     }
 
@@ -62,6 +63,7 @@ private:
 
     const SafetensorsFile& reference_;
     std::string folder_;
+    const char* note_;
     int passed_ = 0, failed_ = 0;
     double worst_ = 0;
     std::string worst_name_;
@@ -101,7 +103,7 @@ bool check_folder(const std::string& folder, const Process& process, const Commu
     std::vector<size_t> scratch;
     sort_positions(ids.sorted_positions, ids.inputs, N, config.vocab_size, scratch);
 
-    Comparison compare(reference, folder);
+    Comparison compare(reference, folder, attention_uses_tensor_cores(config.head_dim) ? "; attention on tensor cores" : "");
     // Logits before anything else, padded columns dropped.
     const int V = config.vocab_size, Vp = config.padded_vocab();
     trainer.copy_ids(ids, N);
@@ -151,7 +153,7 @@ int main(int argc, char** argv) {
         if (process.ranks != 1) throw UsageError("test_gpt runs on one rank: start it without mpirun");
         select_device(process);
         std::vector<std::string> folders(argv + 1, argv + argc);
-        if (folders.empty()) folders = {"dev/reference/llama", "dev/reference/qwen2", "dev/reference/qwen3"};
+        if (folders.empty()) folders = {"dev/reference/llama", "dev/reference/qwen2", "dev/reference/qwen3", "dev/reference/llama64"};
         const Communicator comm(process);
         printf("test_gpt: %s build against PyTorch\n", kBf16 ? "BF16" : "FP32");
         int failed = 0;

@@ -98,7 +98,7 @@ def judge_tests(check: Check, name: str, done: Finished, results: dict[str, Any]
 
 
 def tests(check: Check, results: dict[str, Any]) -> list[str]:
-    references = [check.pack / "reference" / family for family in ("llama", "qwen2", "qwen3")]
+    references = [check.pack / "reference" / family for family in ("llama", "qwen2", "qwen3", "llama64")]
 
     def start(name: str) -> Any:
         arguments = references if name.startswith("test_gpt") else [f"--gtest_output=json:{check.work / name}.json", "--gtest_brief=1"]

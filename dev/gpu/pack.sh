@@ -194,7 +194,7 @@ fi
 # Data, references, the host's runs
 say "data and the host's runs"
 python3 dev/data/prepare.py "${DATA_SOURCES[@]}" --include '*.c*' --include '*.h' --include '*.md' --max-bytes "$DATA_BYTES" --val-fraction 0.1 --out "$new/data"
-for model in llama qwen2 qwen3; do
+for model in llama qwen2 qwen3 llama64; do
     mkdir -p "$new/reference/$model"
     cp dev/reference/$model/* "$new/reference/$model/"
 done

@@ -192,6 +192,8 @@ TEST(ReferenceConfigs, AreRead) {
     const ModelConfig c = config_from_json_file("dev/reference/qwen3/config.json");
     EXPECT_TRUE(c.qk_norm);
     EXPECT_NE(c.num_heads * c.head_dim, c.channels);
+    // The one that takes test_gpt through attention on tensor cores.
+    EXPECT_EQ(config_from_json_file("dev/reference/llama64/config.json").head_dim, 64);
 }
 
 TEST(PeerConfigs, AreThePresets) {

@@ -135,7 +135,7 @@ TEST_F(Safetensors, MissingFilesAndOddNamesAreReported) {
 }
 
 TEST(ReferenceDumps, AreRead) {
-    for (const char* model : {"llama", "qwen2", "qwen3"})
+    for (const char* model : {"llama", "qwen2", "qwen3", "llama64"})
         for (const char* name : {"model", "reference"}) {
             const std::string path = std::string("dev/reference/") + model + "/" + name + ".safetensors";
             if (!std::filesystem::exists(path)) GTEST_SKIP() << "not at the root of the repository";
