@@ -64,7 +64,8 @@ endif
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Flags. No -ffast-math: it breaks infinities; the two below only drop errno and trap semantics.
-WARNINGS  := -Wall -Wextra
+# clang warns of a loop that UNROLL asks for and it cannot unroll; on a CPU that is no harm.
+WARNINGS  := -Wall -Wextra $(if $(findstring clang,$(CXX)),-Wno-pass-failed)
 OPTIMIZE  := $(if $(DEBUG),-O0 -g,$(if $(ASAN)$(TSAN),-O1 -g,-O3 -g1))
 ifneq ($(ASAN),)
   SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer

@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         zero_tiles(dv_acc);
         for (int tile = first_tile; tile < num_query_tiles; tile++) {
             const int query = tile * Tile::kQueries, last_query = min(query + Tile::kQueries, args.Tq) - 1;
-            const int last_key = min(diagonal + last_query, first_key + num_keys - 1);
+            const int last_key = min(diagonal + last_query, first_key + Tile::kKeys - 1);  // that is seen of this tile
             cp_async_wait<0>();
             __syncthreads();  // these queries have landed for all, and all have left the other stage and ds
             if (tile + 1 < num_query_tiles) start_queries(tile + 1);

@@ -616,25 +616,26 @@ inline void quad_sum(float (&x)[N]) {
 
 // ---- 2^x ---------------------------------------------------------------------------------------------------------------------------
 
-// x = n + r, |r| <= 1/2, 2^r = e^(r ln 2) by its Taylor polynomial of degree 6: remainder (ln(2)/2)^7 / 7! < 1.3e-7 of the value. With the roundings
-// within the GPU's 2^-22.
+// x = n + r, |r| <= 1/2, 2^r = e^(r ln 2) by its Taylor polynomial of degree 6: remainder (ln(2)/2)^7 / 7! < 1.2e-7 of the value, half of the GPU's 2^-22. The
+// powers of two are added to the exponent, which has room for 2^128 times less than 1, as a factor it would be infinite.
 template <class V>
 inline V exp2_of(V x) {
     typedef decltype(x < x) Mask;
-    const Mask tiny = x < -126.0f;
-    x = tiny ? V{} - 126.0f : x;
-    x = x > 128.0f ? V{} + 128.0f : x;
+    const Mask tiny = x < -126.0f, number = x == x;
+    V clamped = tiny ? V{} - 126.0f : x;
+    clamped = clamped > 128.0f ? V{} + 128.0f : clamped;
     const float shifter = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer that sits in the low bits
-    const V shifted = x + shifter;
+    const V shifted = clamped + shifter;
     const Mask n = reinterpret_cast<Mask>(shifted) - 0x4b400000;
-    const V r = x - (shifted - shifter);
+    const V r = clamped - (shifted - shifter);
     V p = r * 1.54035304e-4f + 1.33335581e-3f;  // ln(2)^k / k!, k = 6 .. 1
     p = p * r + 9.61812911e-3f;
     p = p * r + 5.55041087e-2f;
     p = p * r + 2.40226507e-1f;
     p = p * r + 6.93147181e-1f;
     p = p * r + 1.0f;
-    return tiny ? V{} : p * reinterpret_cast<V>((n + 127) << 23);
+    const V power = reinterpret_cast<V>(reinterpret_cast<Mask>(p) + (n << 23));
+    return number ? (tiny ? V{} : power) : x;
 }
 inline Float8 exp2_8(Float8 x) { return exp2_of(x); }
 
