@@ -345,7 +345,7 @@ __device__ __forceinline__ float exp2_approximately(float x) {
     return result;
 }
 
-// Within a relative 2^-22 (PTX ISA, ex2.approx.ftz); a result below 2^-126 is 0. NaN and infinities as they should be.
+// Within 2 ulp of the correctly rounded result (PTX ISA, ex2.approx.ftz.f32); a result below 2^-126 is 0. NaN and infinities as they should be.
 __device__ __forceinline__ Float8 exp2_8(const Float8& x) {
     Float8 result;
 #pragma unroll
@@ -527,13 +527,14 @@ inline void tile_product(float (*c)[16 * MT], const float (*a_t)[16 * MT], const
 // lanes[i]: what lane i brought.
 template <int KT, bool kAdd, int MT, int NT, class A, class B>
 inline void compute_product(const WarpProduct<KT, kAdd, MT, NT, A, B>* const* lanes) {
-    constexpr int kTiles = tiles_together(NT);
     const int depth_tiles = std::min(lanes[0]->depth_tiles, KT), column_tiles = std::min(lanes[0]->column_tiles, NT);
     const A* left[kWarpSize];
     for (int lane = 0; lane < kWarpSize; lane++) left[lane] = &lanes[lane]->a;
-    alignas(64) float a_t[16 * KT][16 * MT], b[16 * 16 * KT], c[16 * kTiles][16 * MT];
+    alignas(64) float a_t[16 * KT][16 * MT], b[16 * 16 * KT], c[16 * tiles_together(NT)][16 * MT];
     left_by_depth<MT>(a_t, left, depth_tiles);
-    for (int n = 0; n < column_tiles; n += kTiles) {
+    // Columns of `together` tiles from tile n on.
+    const auto compute_columns = [&](int n, auto together) {
+        constexpr int kTiles = together.value;
         if constexpr (kAdd) {
             for (int m = 0; m < MT; m++)
                 for (int t = 0; t < 4; t++) {
@@ -566,7 +567,10 @@ inline void compute_product(const WarpProduct<KT, kAdd, MT, NT, A, B>* const* la
                 UNROLL
                 for (int g = 0; g < 8; g++) store_as(&lanes[4 * g + t]->acc[m][n], x[g]);
             }
-    }
+    };
+    int n = 0;
+    for (; n + tiles_together(NT) <= column_tiles; n += tiles_together(NT)) compute_columns(n, std::integral_constant<int, tiles_together(NT)>{});
+    for (; n < column_tiles; n++) compute_columns(n, std::integral_constant<int, 1>{});
 }
 
 // The lanes bring an array of pointers to their products.
@@ -616,8 +620,8 @@ inline void quad_sum(float (&x)[N]) {
 
 // ---- 2^x ---------------------------------------------------------------------------------------------------------------------------
 
-// x = n + r, |r| <= 1/2, 2^r = e^(r ln 2) by its Taylor polynomial of degree 6: remainder (ln(2)/2)^7 / 7! < 1.2e-7 of the value, half of the GPU's 2^-22. The
-// powers of two are added to the exponent, which has room for 2^128 times less than 1, as a factor it would be infinite.
+// x = n + r, |r| <= 1/2, 2^r = 1 + r q(r) with q of degree 5 fitted for the smallest largest relative error, 2e-9; the roundings are what is left, within 2 ulp
+// as on the GPU. The powers of two are added to the exponent, which has room for 2^128 times less than 1; as a factor 2^128 would be infinite.
 template <class V>
 inline V exp2_of(V x) {
     typedef decltype(x < x) Mask;
@@ -628,11 +632,11 @@ inline V exp2_of(V x) {
     const V shifted = clamped + shifter;
     const Mask n = reinterpret_cast<Mask>(shifted) - 0x4b400000;
     const V r = clamped - (shifted - shifter);
-    V p = r * 1.54035304e-4f + 1.33335581e-3f;  // ln(2)^k / k!, k = 6 .. 1
-    p = p * r + 9.61812911e-3f;
-    p = p * r + 5.55041087e-2f;
-    p = p * r + 2.40226507e-1f;
-    p = p * r + 6.93147181e-1f;
+    V p = r * 1.5353362e-4f + 1.33988739e-3f;
+    p = p * r + 9.61843692e-3f;
+    p = p * r + 5.55033237e-2f;
+    p = p * r + 2.40226477e-1f;
+    p = p * r + 6.93147182e-1f;
     p = p * r + 1.0f;
     const V power = reinterpret_cast<V>(reinterpret_cast<Mask>(p) + (n << 23));
     return number ? (tiny ? V{} : power) : x;
