@@ -40,6 +40,16 @@ __device__ __forceinline__ int first_key_seen(const AttentionArgs& args, int b, 
 // A row without a key has lse -infinity; +infinity in its place makes all its weights exp(s - lse) zero.
 __device__ __forceinline__ float usable_lse(float lse) { return lse == -INFINITY ? INFINITY : lse; }
 
+// D of the backward pass: sum over dims of dout * out, of one query of one head.
+template <typename T>
+__device__ __forceinline__ float attention_row_dot(const T* dout, const T* out, const AttentionArgs& args, size_t b, size_t query, size_t head) {
+    dout += b * args.do_batch + query * args.do_row + head * args.HD;
+    out += b * args.o_batch + query * args.o_row + head * args.HD;
+    Float8 sum = zero8();
+    for (int d = 0; d < args.HD; d += 8) sum = fma8(load8(dout + d), load8(out + d), sum);
+    return sum8(sum);
+}
+
 // Checks what the kernels rely on and fills in the strides that were left at 0.
 inline AttentionArgs checked_attention_args(AttentionArgs args) {
     CHECK(args.B >= 1 && args.Tq >= 1 && args.Tkv >= 1 && args.B <= 65535, "attention over B = %d, Tq = %d, Tkv = %d: each is at least 1, B at most 65535",

@@ -344,12 +344,8 @@ __global__ void attention_backward_stats_kernel(float2* stats, const __nv_bfloat
     const size_t head = i % args.NH, query = i / args.NH % padded, b = i / args.NH / padded;
     float2 row = {kInfinity, 0.0f};
     if (query < static_cast<size_t>(args.Tq)) {
-        dout += b * args.do_batch + query * args.do_row + head * args.HD;
-        out += b * args.o_batch + query * args.o_row + head * args.HD;
-        Float8 sum = zero8();
-        for (int d = 0; d < args.HD; d += 8) sum = fma8(load8(dout + d), load8(out + d), sum);
         row.x = usable_lse(lse[(b * args.NH + head) * args.Tq + query]) * kLog2e;
-        row.y = sum8(sum);
+        row.y = attention_row_dot(dout, out, args, b, query, head);
     }
     stats[(b * args.NH + head) * padded + query] = row;
 }

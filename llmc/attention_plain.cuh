@@ -333,11 +333,7 @@ __global__ void attention_row_dot_kernel(float* row_dot, const floatX* dout, con
     const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= static_cast<size_t>(args.B) * args.Tq * args.NH) return;
     const size_t head = i % args.NH, query = i / args.NH % args.Tq, b = i / args.NH / args.Tq;
-    dout += b * args.do_batch + query * args.do_row + head * args.HD;
-    out += b * args.o_batch + query * args.o_row + head * args.HD;
-    Float8 sum = zero8();
-    for (int d = 0; d < args.HD; d += 8) sum = fma8(load8(dout + d), load8(out + d), sum);
-    row_dot[(b * args.NH + head) * args.Tq + query] = sum8(sum);
+    row_dot[(b * args.NH + head) * args.Tq + query] = attention_row_dot(dout, out, args, b, query, head);
 }
 
 // One block: kRows queries of one head, all the keys they see.

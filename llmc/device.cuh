@@ -1,7 +1,7 @@
 // What every kernel stands on: the storage type, launches, shared memory, 8-element vectors, warp and block reductions.
 //
 // Names: floatX, kFloatXType, CUDA_CHECK, device_count, NvtxRange, ceil_div, launch, with_bool, SHARED, dynamic_shared, to_float, from_float,
-//        UNROLL, Float8 (load8, store8, store8_stochastic, set8, zero8, first8, one_hot8, fma8, max8, sqrt8,
+//        UNROLL, Float8 (load8, store8, pack_bf16 (GPU), bf16_bits (CPU), store8_stochastic, set8, zero8, first8, one_hot8, fma8, max8, sqrt8,
 //        exp8, sum8, largest8), warp_sum, group_sum, row_lanes, warp_max, block_sum, block_max.
 //
 // Besides ptx.cuh this is the only file that looks at __CUDACC__: below it a GPU and hostcuda are the same machine. Where the two differ
@@ -221,13 +221,18 @@ __device__ __forceinline__ void store8(float* address, const Float8& x) {
     reinterpret_cast<float4*>(address)[1] = make_float4(x[4], x[5], x[6], x[7]);
 }
 
-__device__ __forceinline__ void store8(__nv_bfloat16* address, const Float8& x) {
-    unsigned words[4];
+// Eight elements rounded to bfloat16, two to a word, the first in its low half.
+__device__ __forceinline__ void pack_bf16(unsigned (&words)[4], const Float8& x) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
         memcpy(&words[i], &pair, sizeof(pair));
     }
+}
+
+__device__ __forceinline__ void store8(__nv_bfloat16* address, const Float8& x) {
+    unsigned words[4];
+    pack_bf16(words, x);
     *reinterpret_cast<uint4*>(address) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
@@ -330,13 +335,18 @@ inline void store8(float* address, Float8 x) {
     memcpy(address, &x, sizeof(x));
 }
 
+// The bfloat16 bits of floats, given and returned as vectors of uint32_t: to nearest even as the device does; a NaN becomes the device's NaN, 0x7fff.
+template <class Bits>
+inline Bits bf16_bits(Bits bits) {
+    typedef decltype(bits < bits) Signed;  // comparisons of signed numbers, which every CPU has
+    const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Bits nan = reinterpret_cast<Bits>(reinterpret_cast<Signed>(bits & 0x7fffffffu) > 0x7f800000);
+    return (rounded & ~nan) | (nan & 0x7fffu);
+}
+
 inline void store8(__nv_bfloat16* address, Float8 x) {
     ::hostcuda::check_aligned(address, 16);
-    // Round to nearest even as the device does; a NaN becomes the device's NaN, 0x7fff.
-    const Uint8 bits = reinterpret_cast<Uint8>(x);
-    const Uint8 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const Uint8 nan = reinterpret_cast<Uint8>(reinterpret_cast<Int8>(bits & 0x7fffffffu) > 0x7f800000);
-    const Ushort8 raw = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fffu), Ushort8);
+    const Ushort8 raw = __builtin_convertvector(bf16_bits(reinterpret_cast<Uint8>(x)), Ushort8);
     memcpy(address, &raw, sizeof(raw));
 }
 

@@ -101,11 +101,7 @@ __device__ __forceinline__ void mma_m16n8k16(float* c, const Fragment& a, unsign
 
 __device__ __forceinline__ Fragment to_fragment(const Float8& x) {
     Fragment f;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
-        memcpy(&f.reg[i], &pair, sizeof(pair));
-    }
+    pack_bf16(f.reg, x);
     return f;
 }
 
@@ -212,51 +208,34 @@ inline void mma_m16n8k16(float* c, const Fragment& a, unsigned b0, unsigned b1) 
 
 // ---- products of whole tiles ---------------------------------------------------------------------------------------------------------
 
-// A product's left side in shared memory. base and rows lie on multiples of 16 bytes; a stride of an odd number of 16 bytes meets no bank conflict.
-template <Stored kStored_, int kStride_>
-struct SharedA {
+// One side of a product in shared memory; the "rows" of the right side are its columns. base and rows lie on multiples of 16 bytes; a stride of an odd number of
+// 16 bytes meets no bank conflict. The two sides want the second and third of a tile's 8 x 8 matrices in opposite order, and so do the two ways to store one.
+template <bool kLeft, Stored kStored_, int kStride_>
+struct SharedSide {
     static constexpr Stored kStored = kStored_;
     static constexpr int kStride = kStride_;
     SharedAddress row;  // what this lane brings to ldmatrix for the first tile
-    __device__ __forceinline__ explicit SharedA(const __nv_bfloat16* base) {
+    __device__ __forceinline__ explicit SharedSide(const __nv_bfloat16* base) {
         const int lane = fresh_lane();
-        if constexpr (kStored == Stored::kByRow) {
+        if constexpr (kLeft == (kStored == Stored::kByRow)) {
             row = shared_address(base + lane % 16 * kStride + lane / 16 * 8);
         } else {
             row = shared_address(base + (lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8);
         }
     }
-    __device__ __forceinline__ Fragment load(int m, int k) const {
+    // Tile `tile` of the rows, k of the depth.
+    __device__ __forceinline__ Fragment load(int tile, int k) const {
         if constexpr (kStored == Stored::kByRow) {
-            return ldmatrix_x4(shared_address(row, 16 * m * kStride + 16 * k));
+            return ldmatrix_x4(shared_address(row, 16 * tile * kStride + 16 * k));
         } else {
-            return ldmatrix_x4_transposed(shared_address(row, 16 * k * kStride + 16 * m));
+            return ldmatrix_x4_transposed(shared_address(row, 16 * k * kStride + 16 * tile));
         }
     }
 };
-
-// Its right side: columns are the rows of Stored.
-template <Stored kStored_, int kStride_>
-struct SharedB {
-    static constexpr Stored kStored = kStored_;
-    static constexpr int kStride = kStride_;
-    SharedAddress row;
-    __device__ __forceinline__ explicit SharedB(const __nv_bfloat16* base) {
-        const int lane = fresh_lane();
-        if constexpr (kStored == Stored::kByRow) {
-            row = shared_address(base + (lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8);
-        } else {
-            row = shared_address(base + lane % 16 * kStride + lane / 16 * 8);
-        }
-    }
-    __device__ __forceinline__ Fragment load(int n, int k) const {
-        if constexpr (kStored == Stored::kByRow) {
-            return ldmatrix_x4(shared_address(row, 16 * n * kStride + 16 * k));
-        } else {
-            return ldmatrix_x4_transposed(shared_address(row, 16 * k * kStride + 16 * n));
-        }
-    }
-};
+template <Stored kStored, int kStride>
+using SharedA = SharedSide<true, kStored, kStride>;
+template <Stored kStored, int kStride>
+using SharedB = SharedSide<false, kStored, kStride>;
 
 template <int MT, int KT>
 __device__ __forceinline__ Fragment load_a(const FragmentsA<MT, KT>& a, int m, int k) { return a.tile[m][k]; }
@@ -658,10 +637,7 @@ inline void to_fragments(Fragment* f, const Float8* x) {
     using Bits = typename TileVector<kTiles>::Bits;
     UNROLL
     for (int i = 0; i < N; i += kTiles) {
-        // As store8: to nearest even, a NaN becomes 0x7fff.
-        const Bits bits = load_as<Bits>(&x[i]), rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        const auto nan = (bits & 0x7fffffffu) > 0x7f800000u;
-        store_as(&f[i], __builtin_convertvector(nan ? Bits{} + 0x7fffu : rounded, typename TileVector<kTiles>::Halves));
+        store_as(&f[i], __builtin_convertvector(bf16_bits(load_as<Bits>(&x[i])), typename TileVector<kTiles>::Halves));
     }
 }
 
