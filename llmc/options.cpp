@@ -15,9 +15,10 @@
 
 namespace {
 
-// What a row holds. Memory is a number of bytes with an optional unit. Flag takes no value; an int, so that -1 can mean "not said".
+// What a row holds. Memory is a number of bytes with an optional unit, Count a whole number with an optional k, M, B or T. Flag takes no value; an int, so that -1
+// can mean "not said".
 using Target = std::variant<int Options::*, long long Options::*, uint64_t Options::*, double Options::*, std::string Options::*>;
-enum Kind { Number, Memory, Flag };
+enum Kind { Number, Memory, Count, Flag };
 
 constexpr double kTokens = 1e12;  // more than anyone trains on in a step or in steps; keeps products within 64 bits
 
@@ -84,6 +85,9 @@ const Row kRows[] = {
     {"check-collectives", P, &Options::check_collectives, 0, 0, nullptr, "compare the sequence of collectives over the ranks", "the check is not built; remove the option", Flag},
 
     {"device-memory", Y, &Options::device_memory, 0, 1e18, nullptr, "device memory to use, such as 80GB, 24GiB or bytes; 0 = all there is", nullptr, Memory},
+    {"memory-reserve", Y, &Options::memory_reserve, 0, 1e18, nullptr, "of it, what lies outside the program's own allocations: CUDA context, libraries, NCCL; default 2GB on a GPU, 0 on a CPU", nullptr, Memory},
+    {"ignore-plan", Y, &Options::ignore_plan, 0, 0, nullptr, "start although the plan of the memory says that the run cannot fit", nullptr, Flag},
+    {"allocate-only", Y, &Options::allocate_only, 0, 0, nullptr, "allocate everything a run needs on the device, print the start-up table, and stop", nullptr, Flag},
     {"recompute", Y, &Options::recompute, 0, 0, "none|norm|ffn|block", "activations computed again in backward instead of kept (same bits): norm two norms a layer, ffn also the feed-forward part, block all of a layer but its input"},
     {"lmhead-chunks", Y, &Options::lmhead_chunks, 1, 1 << 20, nullptr, "parts the head and loss are computed in, so that only one part's logits are in memory; divides micro-batch x seq-len"},
     {"grad-dtype", Y, &Options::grad_dtype, 0, 0, "bf16|fp32", "type gradients are accumulated and reduced in: bf16 with stochastic rounding over micro-steps, or fp32 (2 more bytes a parameter, twice the gradient bytes sent)"},
@@ -101,17 +105,21 @@ const Row kRows[] = {
     {"save-every", R, &Options::save_every, 0, kTokens, nullptr, "steps between checkpoints", "checkpoints are not built; remove the option"},
     {"save-minutes", R, &Options::save_minutes, 0, 1e9, nullptr, "minutes between checkpoints", "checkpoints are not built; remove the option"},
     {"save-mode", R, &Options::save_mode, 0, 0, "stream|async", "how a checkpoint is written", "checkpoints are not built; remove the option"},
-    {"keep", R, &Options::keep, 1, 1 << 30, nullptr, "checkpoints to keep", "checkpoints are not built; remove the option"},
+    {"keep", R, &Options::keep, 1, 1 << 30, nullptr, "checkpoints to keep: so many count in the plan of the disk (with --plan only)"},
     {"resume", R, &Options::resume, 0, 0, nullptr, "continue from a checkpoint: auto or its folder", "checkpoints are not built; start a new run without the option"},
     {"allow-change", R, &Options::allow_change, 0, 0, nullptr, "option that may differ from the resumed run's", "checkpoints are not built; remove the option"},
 
-    {"plan", L, &Options::plan, 0, 0, nullptr, "print bytes and times of a run, and stop", "the planner is not built; remove the option", Flag},
-    {"ranks", L, &Options::ranks, 1, 1 << 20, nullptr, "plan: number of ranks", "the planner is not built; the number of ranks of a run is mpirun's -np"},
-    {"link", L, &Options::link, 0, 1e6, nullptr, "plan: GB/s between ranks", "the planner is not built; remove the option"},
-    {"params", L, &Options::params, 0, 1e15, nullptr, "plan: number of parameters", "the planner is not built; remove the option"},
-    {"grad-accum", L, &Options::grad_accum, 1, 1 << 30, nullptr, "plan: micro-steps a step", "the planner is not built; the micro-steps of a run follow from --total-batch"},
-    {"step-seconds", L, &Options::step_seconds, 0, 1e9, nullptr, "plan: measured seconds a step", "the planner is not built; remove the option"},
-    {"price", L, &Options::price, 0, 1e9, nullptr, "plan: price of a device-hour", "the planner is not built; remove the option"},
+    {"plan", L, &Options::plan, 0, 0, nullptr, "print the bytes and times of a run of these options in every ZeRO stage, and stop; needs no device. The options below are for it only", nullptr, Flag},
+    {"plan-json", L, &Options::plan_json, 0, 0, nullptr, "print the plan as one JSON object", nullptr, Flag},
+    {"ranks", L, &Options::ranks, 1, 1 << 20, nullptr, "ranks to plan for; default: those that were started"},
+    {"ranks-per-node", L, &Options::ranks_per_node, 1, 1 << 20, nullptr, "ranks that the first link of --link joins"},
+    {"link", L, &Options::link, 0, 0, nullptr, "name=GB/s[:latency in microseconds] of each link to plan for, with commas; the first joins the ranks of a node, the last the nodes"},
+    {"params", L, &Options::params, 1, 1e15, nullptr, "plan for a number of parameters, such as 502.2M, 70B or 1.3e9, and no model: arithmetic of what ZeRO shards and sends", nullptr, Count},
+    {"grad-accum", L, &Options::grad_accum, 1, 1 << 30, nullptr, "micro-steps a step, in place of --total-batch"},
+    {"step-seconds", L, &Options::step_seconds, kTiny, 1e9, nullptr, "measured seconds that a rank computes for a step; takes the place of --device-tflops and --mfu"},
+    {"device-tflops", L, &Options::device_tflops, kTiny, 1e9, nullptr, "bf16 TFLOP/s of a device by its datasheet, without sparsity; the default is an H100's or H200's"},
+    {"mfu", L, &Options::mfu, kTiny, 1, nullptr, "share of --device-tflops that computation reaches"},
+    {"price", L, &Options::price, 0, 1e9, nullptr, "price of a device-hour, in any currency; 0 = no cost is printed"},
 
     {"generate", X, &Options::generate, 0, 0, nullptr, "print a sample of --model and stop", "it needs --model, which is not built; --sample-every prints samples during training", Flag},
     {"profile", X, &Options::profile, 0, 0, nullptr, "time the phases of a step", "the profiler is not built; HOSTCUDA_PROFILE=1 times kernels on a CPU, Nsight on a GPU", Flag},
@@ -186,23 +194,41 @@ bool read_number(const std::string& text, T& value) {
     return end.ec == std::errc() && end.ptr == last && first != last;
 }
 
-// Bytes with an optional unit: powers of ten for kB, MB, GB, TB; powers of two for KiB, MiB, GiB, TiB.
-bool read_bytes(const std::string& text, long long& bytes) {
-    static constexpr struct { const char* unit; double factor; } kUnits[] = {
-        {"", 1}, {"B", 1}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12},
-        {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
-    const size_t digits = text.find_first_not_of("0123456789.");
-    double number;
-    if (!read_number(text.substr(0, digits), number)) return false;
-    std::string unit = digits == std::string::npos ? "" : text.substr(digits);
-    if (!unit.empty() && unit[0] == ' ') unit.erase(0, 1);
-    for (const auto& u : kUnits) {
-        if (unit != u.unit) continue;
-        if (number * u.factor > 1e18) return false;
-        bytes = static_cast<long long>(number * u.factor);
-        return true;
+// A number and what follows it, after a space if there is one. Too large for a double is infinity, too small 0.
+bool read_number_and_unit(const std::string& text, double& number, std::string& unit) {
+    const size_t end = std::min(text.find_first_not_of("0123456789.eE+-"), text.size());
+    const std::string digits = text.substr(0, end);
+    if (!read_number(digits, number)) {
+        double exact;
+        const char* first = digits.c_str() + (digits[0] == '+');
+        if (std::from_chars(first, digits.c_str() + digits.size(), exact).ec != std::errc::result_out_of_range) return false;
+        number = strtod(first, nullptr);
     }
-    return false;
+    unit = text.substr(end);
+    if (!unit.empty() && unit[0] == ' ') unit.erase(0, 1);
+    return true;
+}
+
+struct Unit { const char* name; double factor; };
+// Powers of ten for kB, MB, GB, TB; powers of two for KiB, MiB, GiB, TiB.
+constexpr Unit kByteUnits[] = {{"", 1}, {"B", 1}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+constexpr Unit kCountUnits[] = {{"", 1}, {"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"B", 1e9}, {"T", 1e12}};
+
+// A number of bytes or of things with one of these units, within the row's range.
+template <size_t N>
+double read_with_unit(const Row& row, const Unit (&units)[N], const std::string& text, const char* name, const char* must_be) {
+    double number;
+    std::string word;
+    const bool readable = read_number_and_unit(text, number, word);
+    const Unit* unit = std::find_if(units, units + N, [&](const Unit& u) { return word == u.name; });
+    if (!readable || unit == units + N) usage("%s is `%s`; it must be %s", name, text.c_str(), must_be);
+    const double value = number * unit->factor;
+    if (value < 0) usage("%s is `%s`, which is negative; it must be %s", name, text.c_str(), must_be);
+    if (value > row.most) usage("%s is `%s`, which is too large: the most is %.0e; it must be %s", name, text.c_str(), row.most, must_be);
+    if (value < row.least) usage("%s is `%s`, which is too small: the least is %g; it must be %s", name, text.c_str(), row.least, must_be);
+    // Nobody means a device of 80 bytes.
+    if (row.kind == Memory && word.empty() && value > 0 && value < 4096) usage("%s is `%s`, which is %.15g bytes: a unit is missing, such as in %sGB", name, text.c_str(), value, text.c_str());
+    return value;
 }
 
 std::string range_text(const Row& row) {
@@ -215,8 +241,10 @@ std::string range_text(const Row& row) {
 void set_value(Options& options, const Row& row, const std::string& text, const std::string& shown) {
     const char* name = shown.c_str();
     if (row.kind == Memory) {
-        if (!read_bytes(text, options.*std::get<long long Options::*>(row.target)))
-            usage("%s is `%s`; it must be bytes or a number with kB, MB, GB, KiB, MiB or GiB, such as 80GB", name, text.c_str());
+        options.*std::get<long long Options::*>(row.target) =
+            static_cast<long long>(read_with_unit(row, kByteUnits, text, name, "bytes or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 80GB"));
+    } else if (row.kind == Count) {
+        options.*std::get<double Options::*>(row.target) = std::round(read_with_unit(row, kCountUnits, text, name, "a number, or one with k, M, B or T, such as 502.2M, 70B or 1.3e9"));
     } else if (row.kind == Flag) {
         const bool yes = in_list("true|1|yes|on", text), no = in_list("false|0|no|off", text);
         if (!yes && !no) usage("%s is `%s`; it is a switch: true or false", name, text.c_str());
@@ -255,16 +283,30 @@ std::string value_text(const Options& options, const Row& row) {
     return std::visit([&](auto member) -> std::string {
         using T = std::remove_cv_t<std::remove_reference_t<decltype(options.*member)>>;
         if constexpr (std::is_same_v<T, std::string>) return options.*member;
-        else if constexpr (std::is_same_v<T, double>) return format("%.6g", options.*member);
+        else if constexpr (std::is_same_v<T, double>) return format(row.kind == Count ? "%.15g" : "%.6g", options.*member);
         else return std::to_string(options.*member);
     }, row.target);
 }
 
-// Overrides show nothing while unset; neither does the member of a pair of which the other is used.
+// Options that say nothing of a run that trains.
+bool is_for_plan_only(const Row& row) { return (row.group == L && strcmp(row.name, "plan") != 0) || strcmp(row.name, "keep") == 0; }
+
+// The user gave it, other than as a switch that is off like the one nobody gives.
+bool is_asked_for(const Options& options, const Row& row) {
+    if (!options.given(row.name)) return false;
+    if (row.kind != Flag) return true;
+    const Options untouched;
+    const auto member = std::get<int Options::*>(row.target);
+    return options.*member != 0 || untouched.*member != 0;
+}
+
+// Overrides and what has no default show nothing while unset; neither does the member of a pair of which the other is used.
 bool is_unset(const Options& options, const Row& row) {
     const std::string name = row.name;
     if (name == "preset") return !options.from_config.empty();
     if (row.group == M && !options.given(row.name)) return true;
+    for (const char* without_default : {"memory-reserve", "ranks", "params", "grad-accum", "step-seconds", "price"})
+        if (name == without_default && !options.given(without_default)) return true;
     return (name == "steps" && options.steps == 0) || (name == "epochs" && options.epochs == 0.0) || (name == "show-batch" && options.show_batch < 0);
 }
 
@@ -335,15 +377,30 @@ void forget(Options& options, const Row& row) {
     options.sources[&row - kRows] = Options::Source::Default;
 }
 
+// Two options of which one may be given. Where one is in the config file only, the command line wins here too.
+void exclude(Options& options, const Row& a, const Row& b, const char* advice) {
+    if (!is_asked_for(options, a) || !is_asked_for(options, b)) return;
+    const Options::Source from_a = options.sources[&a - kRows], from_b = options.sources[&b - kRows];
+    if (from_a == from_b) usage("--%s and --%s exclude each other; %s", a.name, b.name, advice);
+    forget(options, from_a == Options::Source::ConfigFile ? a : b);
+}
+
 // Rules between options.
 void check_pairs(Options& options) {
-    static constexpr struct { const char *a, *b; } kExclusive[] = {{"steps", "epochs"}, {"preset", "from-config"}, {"tied", "untied"}};
-    for (const auto& pair : kExclusive) {
-        const Row &a = *find_row(pair.a), &b = *find_row(pair.b);
-        const Options::Source from_a = options.sources[&a - kRows], from_b = options.sources[&b - kRows];
-        if (from_a == Options::Source::Default || from_b == Options::Source::Default) continue;
-        if (from_a == from_b) usage("--%s and --%s exclude each other; give one of them", pair.a, pair.b);
-        forget(options, from_a == Options::Source::ConfigFile ? a : b);  // the command line wins here too
+    static constexpr const char* kOne = "give one of them";
+    static constexpr const char* kStops = "each prints something and stops; give one of them";
+    static constexpr struct { const char *a, *b, *advice; } kExclusive[] = {
+        {"steps", "epochs", kOne}, {"preset", "from-config", kOne}, {"tied", "untied", kOne},
+        {"plan", "show-batch", kStops}, {"plan", "allocate-only", kStops}, {"show-batch", "allocate-only", kStops},
+        {"params", "total-batch", "a number of parameters has no batch; give the micro-steps with --grad-accum"},
+        {"grad-accum", "total-batch", "each says how many micro-steps a step has; give one of them"}};
+    for (const auto& pair : kExclusive) exclude(options, *find_row(pair.a), *find_row(pair.b), pair.advice);
+    for (const Row& row : kRows)
+        if (row.group == M) exclude(options, *find_row("params"), row, "plan for a number of parameters or for a model");
+    for (const Row& row : kRows) {
+        if (options.plan || !is_for_plan_only(row) || !is_asked_for(options, row)) continue;
+        if (options.sources[&row - kRows] == Options::Source::CommandLine) usage("--%s is for --plan; add --plan or leave it out", row.name);
+        usage("--config %s: `%s` is for --plan; add `plan = true` or leave it out", options.config.c_str(), row.name);
     }
     if (options.given("steps") && options.given("warmup") && options.warmup > options.steps)
         usage("--warmup %lld is longer than the run of --steps %lld; use at most %lld", options.warmup, options.steps, options.steps);
@@ -430,6 +487,7 @@ std::string options_help() {
         std::string left = std::string("  --") + row.name;
         if (row.choices) left += std::string(" ") + row.choices;
         else if (row.kind == Memory) left += " BYTES";
+        else if (row.kind == Count) left += " N";
         else if (row.kind != Flag) left += std::holds_alternative<std::string Options::*>(row.target) ? " TEXT" : std::holds_alternative<double Options::*>(row.target) ? " X" : " N";
         text += left.size() < 30 ? left + std::string(30 - left.size(), ' ') : left + "\n" + std::string(30, ' ');
         text += row.help;
@@ -446,6 +504,7 @@ std::vector<OptionRow> option_rows(const Options& options) {
     for (size_t i = 0; i < kRowCount; ++i) {
         const Row& row = kRows[i];
         const Options::Source source = i < options.sources.size() ? options.sources[i] : Options::Source::Default;
+        if (!options.plan && (is_for_plan_only(row) || strcmp(row.name, "plan") == 0)) continue;
         if (source == Options::Source::Default && (is_unset(options, row) || row.instead || value_text(options, row).empty())) continue;
         rows.push_back({row.group, row.name, value_text(options, row),
                         source == Options::Source::Default ? "default" : source == Options::Source::ConfigFile ? "config file" : "command line"});
@@ -474,19 +533,34 @@ ModelConfig model_config_from_options(Options& o) {
     if (!o.given("seq-len")) o.seq_len = std::min(o.seq_len, config.max_seq_len);
     if (o.seq_len > config.max_seq_len)
         usage("--seq-len %d is longer than the model's longest sequence %d; use at most that, or raise --max-seq-len", o.seq_len, config.max_seq_len);
-    const long long rows = static_cast<long long>(o.micro_batch) * o.seq_len;
+    const long long rows = static_cast<long long>(o.micro_batch) * o.seq_len, most_rows = std::numeric_limits<int>::max();
+    if (rows > most_rows)
+        usage("--micro-batch %d x --seq-len %d = %lld rows of a micro-batch are more than the %lld that products and kernels count; use at most --micro-batch %lld with this --seq-len",
+              o.micro_batch, o.seq_len, rows, most_rows, most_rows / o.seq_len);
     if (rows % o.lmhead_chunks != 0) {
-        long long below = o.lmhead_chunks, above = o.lmhead_chunks;
-        while (rows % below != 0) --below;  // 1 divides
-        while (above < rows && rows % above != 0) ++above;
+        long long below = 1, above = rows;  // the nearest divisors; both divide
+        for (long long divisor = 1; divisor * divisor <= rows; ++divisor) {
+            if (rows % divisor != 0) continue;
+            for (const long long one : {divisor, rows / divisor}) {
+                if (one < o.lmhead_chunks) below = std::max(below, one);
+                else above = std::min(above, one);
+            }
+        }
+        const bool more = o.lmhead_chunks < rows;
         usage("--lmhead-chunks %d does not divide micro-batch %d x seq-len %d = %lld rows; try %lld%s", o.lmhead_chunks, o.micro_batch, o.seq_len, rows, below,
-              above <= rows ? format(" or %lld", above).c_str() : "");
+              more ? format(" or %lld", above).c_str() : "");
     }
     return config;
 }
 
-BatchPlan plan_batch(long long total_batch, int micro_batch, int seq_len, int ranks) {
-    const long long unit = static_cast<long long>(micro_batch) * seq_len * ranks;
+BatchPlan plan_batch(long long total_batch, int micro_batch, int seq_len, int ranks, int grad_accum) {
+    CHECK(total_batch == 0 || grad_accum == 0, "both a total batch of %lld and %d micro-steps are given", total_batch, grad_accum);
+    const long long unit = static_cast<long long>(micro_batch) * seq_len * ranks;  // at most 2^62 by the table's ranges
+    const auto too_many = [&](const char* micro_steps) {
+        usage("micro-batch %d x seq-len %d x %d ranks%s are more than the 10^12 tokens a step may have; use a smaller --micro-batch or --seq-len%s", micro_batch, seq_len, ranks,
+              micro_steps, micro_steps[0] ? ", or fewer micro-steps (--grad-accum)" : "");
+    };
+    if (static_cast<double>(unit) > kTokens) too_many("");
     BatchPlan plan;
     if (total_batch > 0) {
         if (total_batch % unit != 0) {
@@ -496,6 +570,9 @@ BatchPlan plan_batch(long long total_batch, int micro_batch, int seq_len, int ra
         }
         if (total_batch / unit > std::numeric_limits<int>::max()) usage("total batch %lld makes %lld micro-steps a step, more than an int holds; use a larger --micro-batch", total_batch, total_batch / unit);
         plan.grad_accum = static_cast<int>(total_batch / unit);
+    } else if (grad_accum > 0) {
+        if (static_cast<double>(unit) * grad_accum > kTokens) too_many(format(" x %d micro-steps", grad_accum).c_str());
+        plan.grad_accum = grad_accum;
     }
     plan.tokens_per_step = unit * plan.grad_accum;
     plan.windows_per_step = plan.tokens_per_step / seq_len;

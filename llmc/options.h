@@ -45,6 +45,8 @@ struct Options {
 
     // memory
     long long device_memory = 0;       // bytes; 0 = all
+    long long memory_reserve = -1;     // bytes outside the program's own allocations; -1 = not given
+    int ignore_plan = 0, allocate_only = 0;
     std::string recompute = "none", grad_dtype = "bf16";
     int lmhead_chunks = 1;
 
@@ -59,11 +61,17 @@ struct Options {
     long long save_every = 0;
     double save_minutes = 30.0;
     std::string save_mode = "stream", resume, allow_change;
-    int keep = 3;
+    int keep = 3;                      // with --plan only
 
     // plan
-    int plan = 0, ranks = 0, grad_accum = 0;
-    double link = 0.0, params = 0.0, step_seconds = 0.0, price = 0.0;
+    int plan = 0, plan_json = 0;
+    int ranks = 0, ranks_per_node = 8;               // ranks 0 = those that were started
+    std::string link = "nvlink=450,pcie=25,ib=50";   // parse_links() in network.h
+    double params = 0.0;                             // whole number of parameters; 0 = a model is planned
+    int grad_accum = 0;                              // 0 = not given: --total-batch decides
+    double step_seconds = 0.0;                       // 0 = from device_tflops and mfu
+    double device_tflops = 989.4, mfu = 0.4;         // bf16, without sparsity
+    double price = 0.0;                              // of a device-hour; 0 = not given
 
     // other
     int generate = 0, profile = 0;
@@ -91,7 +99,7 @@ struct OptionRow { std::string group, name, value; const char* source; };
 std::vector<OptionRow> option_rows(const Options& options);
 
 // The model the options describe: preset or file, with the overrides applied and validated. A --seq-len the model is too short for is
-// refused; a default one shrinks to fit. Then --lmhead-chunks must divide the rows of a micro-batch.
+// refused; a default one shrinks to fit. The rows of a micro-batch must fit an int, and --lmhead-chunks must divide them.
 ModelConfig model_config_from_options(Options& options);
 
 // How a step is split: total_batch = micro_batch * seq_len * ranks * grad_accum tokens.
@@ -100,8 +108,9 @@ struct BatchPlan {
     long long windows_per_step = 0;     // over all ranks
     long long tokens_per_step = 0;      // over all ranks
 };
-// Throws UsageError with the nearest totals that divide.
-BatchPlan plan_batch(long long total_batch, int micro_batch, int seq_len, int ranks);
+// Of total_batch and grad_accum at most one is given, the other is 0; neither: one micro-step. Throws UsageError with the nearest totals that divide, and where a step
+// would have more than 10^12 tokens.
+BatchPlan plan_batch(long long total_batch, int micro_batch, int seq_len, int ranks, int grad_accum = 0);
 
 // Steps of the run: --steps, or as many as --epochs give with this much data.
 long long total_steps(const Options& options, long long windows, long long windows_per_step);

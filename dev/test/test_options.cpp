@@ -119,12 +119,11 @@ TEST(Options, EveryOptionThatWorksReachesItsField) {
 
 TEST(Options, WhatIsNotBuiltIsRefusedByName) {
     const std::vector<std::vector<std::string>> given = {
-        {"--plan"}, {"--ranks", "4"}, {"--link", "50"}, {"--params", "4e9"}, {"--grad-accum", "2"}, {"--step-seconds", "1"}, {"--price", "2"}, {"--resume", "auto"},
-        {"--allow-change", "lr"}, {"--save-every", "100"}, {"--save-minutes", "5"}, {"--save-mode", "stream"}, {"--keep", "3"}, {"--generate"}, {"--profile"},
+        {"--resume", "auto"}, {"--allow-change", "lr"}, {"--save-every", "100"}, {"--save-minutes", "5"}, {"--save-mode", "stream"}, {"--generate"}, {"--profile"},
         {"--check-collectives"}, {"--model", "some/folder"}};
     for (const auto& words : given) refused(words, {words[0], "not available yet"});
     refused({"--model", "x"}, {"--from-config"});
-    EXPECT_NO_THROW(parse({"--plan=false"}));
+    EXPECT_NO_THROW(parse({"--profile=false"}));
 }
 
 TEST(Options, UnknownOptionsSuggestTheNearest) {
@@ -235,7 +234,7 @@ TEST(Options, AConfigFileTakesTheSameNamesAndTheCommandLineWins) {
     bad("prompt = two words\n", {path, "prompt"});
     bad("lr = [1, 2]\n", {path, "`lr`", "2 values"});
     bad("config = other\n", {path, "config"});
-    bad("keep = 3\n", {path, "keep", "not available yet"});
+    bad("save-every = 3\n", {path, "save-every", "not available yet"});
     bad("help = true\n", {path, "help"});
     write_file(path, "epochs = 1\nsteps = 2\n");
     refused({"--config", path}, {"--steps", "--epochs", "exclude"});
