@@ -126,6 +126,181 @@ TEST(Options, WhatIsNotBuiltIsRefusedByName) {
     EXPECT_NO_THROW(parse({"--profile=false"}));
 }
 
+std::vector<std::string> joined(std::vector<std::string> first, const std::vector<std::string>& more) {
+    first.insert(first.end(), more.begin(), more.end());
+    return first;
+}
+
+TEST(Plan, Defaults) {
+    const Options o = parse({});
+    EXPECT_EQ(o.plan, 0);
+    EXPECT_EQ(o.plan_json, 0);
+    EXPECT_EQ(o.ranks, 0);
+    EXPECT_EQ(o.ranks_per_node, 8);
+    EXPECT_EQ(o.link, "nvlink=450,pcie=25,ib=50");
+    EXPECT_EQ(o.params, 0.0);
+    EXPECT_EQ(o.grad_accum, 0);
+    EXPECT_EQ(o.step_seconds, 0.0);
+    EXPECT_EQ(o.device_tflops, 989.4);
+    EXPECT_EQ(o.mfu, 0.4);
+    EXPECT_EQ(o.price, 0.0);
+    EXPECT_EQ(o.keep, 3);
+    EXPECT_EQ(o.memory_reserve, -1);
+    EXPECT_EQ(o.ignore_plan, 0);
+    EXPECT_EQ(o.allocate_only, 0);
+    EXPECT_EQ(parse({"--plan"}).plan, 1);
+    EXPECT_EQ(parse({"--plan"}).plan_json, 0);
+}
+
+TEST(Plan, EveryOptionReachesItsField) {
+    const Options o = parse({"--plan", "--plan-json", "--ranks", "1048576", "--ranks-per-node", "4", "--link", "a=1,b=2:5", "--grad-accum", "16", "--step-seconds", "6.42", "--device-tflops", "312",
+                             "--mfu", "1", "--price", "2.5", "--keep", "7", "--memory-reserve", "1.5GB", "--ignore-plan"});
+    EXPECT_EQ(o.plan, 1);
+    EXPECT_EQ(o.plan_json, 1);
+    EXPECT_EQ(o.ranks, 1048576);
+    EXPECT_EQ(o.ranks_per_node, 4);
+    EXPECT_EQ(o.link, "a=1,b=2:5");
+    EXPECT_EQ(o.grad_accum, 16);
+    EXPECT_EQ(o.step_seconds, 6.42);
+    EXPECT_EQ(o.device_tflops, 312.0);
+    EXPECT_EQ(o.mfu, 1.0);
+    EXPECT_EQ(o.price, 2.5);
+    EXPECT_EQ(o.keep, 7);
+    EXPECT_EQ(o.memory_reserve, 1500000000ll);
+    EXPECT_EQ(o.ignore_plan, 1);
+    EXPECT_EQ(parse({"--allocate-only"}).allocate_only, 1);
+    EXPECT_EQ(parse({"--memory-reserve", "0"}).memory_reserve, 0);
+    const struct { const char* text; double parameters; } counts[] = {
+        {"502.2M", 502200000.0}, {"70B", 7e10}, {"1.3e9", 1.3e9}, {"1", 1.0}, {"12k", 12000.0}, {"12K", 12000.0}, {"1.5 T", 1.5e12}, {"1234567", 1234567.0}, {"+2e3M", 2e9}, {"1e15", 1e15},
+        {"4.35M", 4350000.0}};  // 4.35 x 1e6 is 4349999.9999999991
+    for (const auto& count : counts) EXPECT_EQ(parse({"--plan", "--params", count.text}).params, count.parameters) << count.text;
+    std::map<std::string, std::string> shown;
+    for (const OptionRow& row : option_rows(parse({"--plan", "--params", "502.2M"}))) shown[row.name] = row.value;
+    EXPECT_EQ(shown["params"], "502200000");
+}
+
+TEST(Plan, NonsenseNamesOptionValueAndFix) {
+    const auto bad = [](const std::vector<std::string>& words, const std::vector<std::string>& expected) { refused(joined({"--plan"}, words), expected); };
+    bad({"--ranks", "0"}, {"--ranks is 0", "between 1 and 1048576"});
+    bad({"--ranks", "-4"}, {"--ranks is -4"});
+    bad({"--ranks", "1048577"}, {"--ranks is 1048577"});
+    bad({"--ranks", "2.5"}, {"--ranks is `2.5`", "whole number"});
+    bad({"--ranks", "many"}, {"--ranks is `many`"});
+    bad({"--ranks-per-node", "0"}, {"--ranks-per-node is 0"});
+    bad({"--grad-accum", "0"}, {"--grad-accum is 0", "between 1"});
+    bad({"--grad-accum", "1073741825"}, {"--grad-accum is 1073741825"});
+    bad({"--price", "-1"}, {"--price is -1", "between 0"});
+    bad({"--price", "nan"}, {"--price is nan"});
+    bad({"--mfu", "1.5"}, {"--mfu is 1.5", "at most 1"});
+    bad({"--mfu", "0"}, {"--mfu is 0", "above 0"});
+    bad({"--mfu", "40%"}, {"--mfu is `40%`"});
+    bad({"--device-tflops", "0"}, {"--device-tflops is 0"});
+    bad({"--step-seconds", "0"}, {"--step-seconds is 0", "above 0"});
+    bad({"--step-seconds", "-6"}, {"--step-seconds is -6"});
+    bad({"--step-seconds", "inf"}, {"--step-seconds is inf"});
+    bad({"--link", ""}, {"--link is empty"});
+    bad({"--keep", "0"}, {"--keep is 0"});
+    bad({"--params", "banana"}, {"--params is `banana`", "502.2M"});
+    bad({"--params", ""}, {"--params is ``", "502.2M"});
+    bad({"--params", "M"}, {"--params is `M`"});
+    bad({"--params", "-3"}, {"--params is `-3`", "negative", "502.2M"});
+    bad({"--params", "0"}, {"--params is `0`", "too small", "the least is 1"});
+    bad({"--params", "1e-400"}, {"--params is `1e-400`", "too small"});
+    bad({"--params", "1e400"}, {"--params is `1e400`", "too large", "1e+15"});
+    bad({"--params", "-1e400"}, {"--params is `-1e400`", "negative"});
+    bad({"--params", "1001T"}, {"--params is `1001T`", "too large"});
+    bad({"--params", "inf"}, {"--params is `inf`"});
+    bad({"--params", "nan"}, {"--params is `nan`"});
+    bad({"--params", "7GB"}, {"--params is `7GB`", "k, M, B or T"});
+    bad({"--params", "7m"}, {"--params is `7m`", "k, M, B or T"});  // milli
+    bad({"--params", "1.2.3M"}, {"--params is `1.2.3M`"});
+    bad({"--plan-json=maybe"}, {"--plan-json", "maybe"});
+}
+
+TEST(Plan, SizesThatNobodyMeans) {
+    for (const char* option : {"--device-memory", "--memory-reserve"}) {
+        const std::string name = option;
+        const auto bad = [&](const std::string& text, const std::string& word) { refused({name, text}, {name + " is `" + text + "`", word}); };
+        bad("-5", "negative");
+        bad("-1GB", "negative");
+        bad("80", "a unit is missing, such as in 80GB");
+        bad("1.5", "a unit is missing");
+        bad("1e400GB", "too large");
+        bad("99999999999999999999", "too large");
+        bad("2000000TB", "too large: the most is 1e+18");
+        bad("80 parsecs", "80GB");
+        bad("GB", "80GB");
+        bad("80gb", "80GB");
+        bad("", "80GB");
+        bad("inf", "80GB");
+        bad("nan", "80GB");
+        bad("0x50GB", "80GB");
+    }
+    EXPECT_EQ(parse({"--device-memory", "4096"}).device_memory, 4096);
+    EXPECT_EQ(parse({"--device-memory", "80 B"}).device_memory, 80);
+    EXPECT_EQ(parse({"--device-memory", "8e10"}).device_memory, 80000000000ll);
+    EXPECT_EQ(parse({"--device-memory", "1000000TB"}).device_memory, 1000000000000000000ll);
+}
+
+const std::vector<std::vector<std::string>> kForPlanOnly = {
+    {"--plan-json"}, {"--ranks", "4"}, {"--ranks-per-node", "4"}, {"--link", "ib=50"}, {"--params", "4e9"}, {"--grad-accum", "2"}, {"--step-seconds", "1"}, {"--device-tflops", "312"},
+    {"--mfu", "0.5"}, {"--price", "2"}, {"--keep", "3"}};
+
+TEST(Plan, ItsOptionsNeedIt) {
+    for (const auto& words : kForPlanOnly) {
+        refused(words, {words[0] + " is for --plan; add --plan or leave it out"});
+        refused(joined({"--plan=false"}, words), {words[0] + " is for --plan"});
+        EXPECT_NO_THROW(parse(joined({"--plan"}, words))) << words[0];
+    }
+    EXPECT_NO_THROW(parse({"--plan-json=false"}));
+}
+
+TEST(Plan, ItsOptionsNeedItInAConfigFileToo) {
+    TempFolder folder;
+    const std::string path = folder.file("run.toml");
+    for (const auto& words : kForPlanOnly) {
+        const std::string name = words[0].substr(2), line = name + " = " + (words.size() > 1 ? "\"" + words[1] + "\"" : "true") + "\n";
+        write_file(path, line);
+        refused({"--config", path}, {path, "`" + name + "` is for --plan", "plan = true"});
+        refused({"--config", path, "--plan=false"}, {"`" + name + "` is for --plan"});
+        EXPECT_NO_THROW(parse({"--config", path, "--plan"})) << name;
+        write_file(path, line + "plan = true\n");
+        EXPECT_NO_THROW(parse({"--config", path})) << name;
+    }
+    write_file(path, "plan = true\nranks = 16\nlink = \"nvlink=450,ib=50:5\"\nparams = 7B\nplan-json = true\nmemory-reserve = 3GB\n");
+    const Options o = parse({"--config", path, "--ranks", "32"});
+    EXPECT_EQ(o.plan, 1);
+    EXPECT_EQ(o.plan_json, 1);
+    EXPECT_EQ(o.ranks, 32);
+    EXPECT_EQ(o.link, "nvlink=450,ib=50:5");
+    EXPECT_EQ(o.params, 7e9);
+    EXPECT_EQ(o.memory_reserve, 3000000000ll);
+    EXPECT_EQ(parse({"--config", path, "--num-layers", "4"}).params, 0.0);  // the command line wins: a model is planned
+    write_file(path, "plan = true\nparams = banana\n");
+    refused({"--config", path}, {path, "`params`", "banana"});
+    write_file(path, "plan = true\nranks = 0\n");
+    refused({"--config", path}, {path, "`ranks`", "0"});
+    write_file(path, "plan = true\nparams = 7B\npreset = tiny\n");
+    refused({"--config", path}, {"--params", "--preset"});
+    EXPECT_EQ(parse({"--config", path, "--params", "1B"}).params, 1e9);
+}
+
+TEST(Plan, WhatExcludesWhat) {
+    const auto bad = [](const std::vector<std::string>& words, const std::vector<std::string>& expected) { refused(joined({"--plan"}, words), joined({"exclude each other"}, expected)); };
+    const std::vector<std::string> overrides[] = {
+        {"--preset", "124M"}, {"--from-config", "x.json"}, {"--num-layers", "3"}, {"--channels", "64"}, {"--num-heads", "4"}, {"--num-kv-heads", "2"}, {"--head-dim", "16"}, {"--ffn-dim", "96"},
+        {"--vocab-size", "1000"}, {"--max-seq-len", "256"}, {"--rope-theta", "5e5"}, {"--norm-eps", "1e-6"}, {"--tied"}, {"--untied"}, {"--qkv-bias=false"}, {"--qk-norm"}};
+    for (const auto& words : overrides) bad(joined({"--params", "7B"}, words), {"--params", words[0].substr(0, words[0].find('=')), "or for a model"});
+    bad({"--params", "7B", "--total-batch", "4096"}, {"--params and --total-batch", "--grad-accum"});
+    bad({"--grad-accum", "4", "--total-batch", "4096"}, {"--grad-accum and --total-batch"});
+    bad({"--show-batch", "0"}, {"--plan and --show-batch", "stops"});
+    bad({"--allocate-only"}, {"--plan and --allocate-only", "stops"});
+    refused({"--show-batch", "0", "--allocate-only"}, {"--show-batch and --allocate-only", "stops"});
+    EXPECT_NO_THROW(parse({"--plan=false", "--show-batch", "0"}));
+    EXPECT_NO_THROW(parse({"--plan", "--allocate-only=false"}));
+    EXPECT_NO_THROW(parse({"--plan", "--params", "7B", "--grad-accum", "4", "--grad-dtype", "fp32", "--steps", "10"}));
+}
+
 TEST(Options, UnknownOptionsSuggestTheNearest) {
     refused({"--zero-stge", "1"}, {"--zero-stge", "did you mean --zero-stage"});
     refused({"--seq_len", "64"}, {"--seq_len", "did you mean --seq-len"});
@@ -254,11 +429,13 @@ TEST(Options, HelpListsEveryOptionAndChecksNothingElse) {
     for (const char* name : {"--preset", "--model", "--from-config", "--num-layers", "--train-data", "--val-data", "--seq-len", "--micro-batch", "--total-batch", "--seed", "--show-batch",
                              "--steps", "--epochs", "--lr", "--warmup", "--schedule", "--final-lr-frac", "--beta1", "--beta2", "--eps", "--weight-decay", "--clip", "--max-skipped",
                              "--zero-stage", "--bucket-mb", "--no-overlap", "--sync-every-micro-step", "--comm-timeout", "--check-collectives", "--device-memory", "--recompute",
-                             "--lmhead-chunks", "--grad-dtype", "--val-every", "--val-batches", "--sample-every", "--sample-tokens", "--prompt", "--temperature", "--top-k", "--top-p",
-                             "--out", "--save-every", "--save-minutes", "--save-mode", "--keep", "--resume", "--allow-change", "--plan", "--ranks", "--link", "--params", "--grad-accum",
-                             "--step-seconds", "--price", "--generate", "--profile", "--config"})
+                             "--memory-reserve", "--ignore-plan", "--allocate-only", "--lmhead-chunks", "--grad-dtype", "--val-every", "--val-batches", "--sample-every", "--sample-tokens", "--prompt", "--temperature", "--top-k", "--top-p",
+                             "--out", "--save-every", "--save-minutes", "--save-mode", "--keep", "--resume", "--allow-change", "--plan", "--ranks", "--plan-json", "--ranks-per-node", "--link", "--params",
+                             "--grad-accum", "--step-seconds", "--device-tflops", "--mfu", "--price", "--generate", "--profile", "--config"})
         EXPECT_NE(help.find(std::string("  ") + name), std::string::npos) << name;
     for (const std::string& name : preset_names()) EXPECT_NE(help.find(name), std::string::npos) << name;
+    for (const char* shown : {"[nvlink=450,pcie=25,ib=50]", "[989.4]", "[0.4]"}) EXPECT_NE(help.find(shown), std::string::npos) << shown;
+    EXPECT_EQ(help.find("[-1]"), std::string::npos);
 }
 
 TEST(Options, TheStartUpPrintShowsWhatIsSet) {
@@ -268,7 +445,11 @@ TEST(Options, TheStartUpPrintShowsWhatIsSet) {
         EXPECT_TRUE(names.insert(row.name).second);
     }
     EXPECT_TRUE(names.count("lr") && names.count("steps") && names.count("zero-stage") && names.count("preset"));
-    EXPECT_FALSE(names.count("epochs") || names.count("num-layers") || names.count("resume") || names.count("keep") || names.count("plan"));
+    EXPECT_FALSE(names.count("epochs") || names.count("num-layers") || names.count("resume") || names.count("keep") || names.count("plan") || names.count("link") || names.count("memory-reserve"));
+    std::set<std::string> planned;
+    for (const OptionRow& row : option_rows(parse({"--plan"}))) planned.insert(row.name);
+    EXPECT_TRUE(planned.count("plan") && planned.count("link") && planned.count("mfu") && planned.count("keep"));
+    EXPECT_FALSE(planned.count("ranks") || planned.count("params") || planned.count("price") || planned.count("memory-reserve"));
     for (const OptionRow& row : option_rows(parse({"--num-layers", "3", "--epochs", "2", "--tied"}))) names.insert(row.name);
     EXPECT_TRUE(names.count("epochs") && names.count("num-layers") && names.count("tied"));
 }
@@ -288,6 +469,42 @@ TEST(Options, ChunksOfTheHeadDivideTheRowsOfAMicroBatch) {
         Options o = parse(words);
         expect_error<UsageError>([&] { model_config_from_options(o); }, {std::string("--lmhead-chunks ") + refusal.chunks, "micro-batch 4 x seq-len 12 = 48 rows", refusal.advice});
     }
+}
+
+TEST(Options, TheNearestChunksOfManyRowsAreFoundAtOnce) {
+    // 2039 and 1048573 are prime: nothing but them divides the rows, and counting up from --lmhead-chunks takes 2 x 10^9 divisions.
+    Options o = parse({"--micro-batch", "1048573", "--seq-len", "2039", "--max-seq-len", "2039", "--lmhead-chunks", "1048575"});
+    expect_error<UsageError>([&] { model_config_from_options(o); }, {"2138040347 rows", "try 1048573 or 2138040347"});
+}
+
+TEST(Options, RowsOfAMicroBatchFitAnInt) {
+    const auto rows = [](const char* micro_batch, const char* seq_len) {
+        Options o = parse({"--micro-batch", micro_batch, "--seq-len", seq_len, "--max-seq-len", seq_len});
+        model_config_from_options(o);
+    };
+    EXPECT_NO_THROW(rows("511", "4194304"));
+    EXPECT_NO_THROW(rows("1048576", "2047"));
+    expect_error<UsageError>([&] { rows("512", "4194304"); }, {"--micro-batch 512", "--seq-len 4194304", "2147483648 rows", "2147483647", "at most --micro-batch 511"});
+    expect_error<UsageError>([&] { rows("1048576", "4194304"); }, {"4398046511104 rows", "at most --micro-batch 511"});
+}
+
+TEST(BatchPlan, TakesMicroSteps) {
+    const BatchPlan plan = plan_batch(0, 4, 1024, 3, 5);
+    EXPECT_EQ(plan.grad_accum, 5);
+    EXPECT_EQ(plan.tokens_per_step, 4 * 1024 * 3 * 5);
+    EXPECT_EQ(plan.windows_per_step, 4 * 3 * 5);
+    expect_error([] { plan_batch(12288, 4, 1024, 3, 5); }, {"12288", "5 micro-steps"});
+}
+
+TEST(BatchPlan, RefusesMoreTokensThanAStepMayHave) {
+    EXPECT_EQ(plan_batch(0, 1000, 1000, 1000, 1000).tokens_per_step, 1000000000000ll);
+    expect_error<UsageError>([] { plan_batch(0, 1000, 1000, 1000, 1001); }, {"micro-batch 1000 x seq-len 1000 x 1000 ranks x 1001 micro-steps", "10^12", "--grad-accum"});
+    // The largest values of the options: 2^62 tokens of a micro-step still fit 64 bits, 2^92 of a step do not.
+    expect_error<UsageError>([] { plan_batch(0, 1 << 20, 1 << 22, 1 << 20); }, {"10^12", "--micro-batch"});
+    expect_error<UsageError>([] { plan_batch(0, 1 << 20, 1 << 22, 1 << 20, 1 << 30); }, {"10^12"});
+    expect_error<UsageError>([] { plan_batch(0, 1, 1, 1 << 20, 1 << 30); }, {"10^12"});
+    expect_error<UsageError>([] { plan_batch(0, 1, 1 << 16, 1 << 18, 1 << 30); }, {"10^12"});  // 2^64 is 0 in 64 bits
+    expect_error<UsageError>([] { plan_batch(1000000000000ll, 1 << 20, 1 << 22, 1 << 20); }, {"10^12"});
 }
 
 TEST(BatchPlan, DividesOrNamesTheNearestTotals) {
