@@ -216,7 +216,7 @@ static int run(int argc, char** argv, const Process& process) {
                                                                         device.name.c_str(), device.multiprocessors));
     for (const std::string& warning : loader->shards().warnings) printf("warning: %s\n", warning.c_str());
     printf("%s", start_report({options, plan.config, plan.batch, plan.steps, ranks, trainer.table, trainer.zero.layout(), trainer.zero.schedule(), *loader, plan.val_loader.get(),
-                               trainer.memory.bytes_by_category(), product_flops, sizeof(floatX)}).c_str());
+                               trainer.memory.bill(), product_flops, sizeof(floatX)}).c_str());
     fflush(stdout);
 
     // ---- the loop: queue step s, then read what step s-1 gave ----

@@ -5,6 +5,14 @@
 #include <vector>
 
 #include "llmc/device.cuh"
+#include "llmc/memory_bill.h"
+#include "llmc/units.h"
+
+// An allocation that did not fit. `taken` is what there was before it.
+struct OutOfDeviceMemory : Error {
+    OutOfDeviceMemory(const std::string& message, const MemoryBill& taken) : Error(message), taken(taken) {}
+    MemoryBill taken;
+};
 
 class DeviceMemory {
 public:
@@ -13,59 +21,54 @@ public:
     DeviceMemory(const DeviceMemory&) = delete;
     DeviceMemory& operator=(const DeviceMemory&) = delete;
     ~DeviceMemory() {
-        for (const Allocation& allocation : allocations_) cudaFree(allocation.address);
+        for (void* address : addresses_) cudaFree(address);
     }
 
-    // `count` elements of T, not initialised; nullptr for 0. Throws Error past the limit or the device, saying what was asked and what is taken already.
+    // One that takes nothing and needs no device: it only adds up what is asked for. Nothing lies at its addresses.
+    struct OnlyCount {};
+    explicit DeviceMemory(OnlyCount) : only_count_(true) {}
+
+    // `count` elements of T, not initialised; nullptr for 0. Throws OutOfDeviceMemory past the limit or the device, saying what was asked and what is taken already.
     template <class T>
     T* allocate(const char* category, const char* name, size_t count) {
         if (count == 0) return nullptr;
-        const size_t bytes = count * sizeof(T);
-        CHECK(bytes / sizeof(T) == count, "%s: %zu elements overflow a size", name, count);
-        CHECK(limit_bytes_ == 0 || total_bytes_ + bytes <= limit_bytes_,
-              "out of device memory: %s needs %.3f GB, but %.3f of the %.3f GB that --device-memory allows are taken; %s", name, bytes / 1e9, total_bytes_ / 1e9, limit_bytes_ / 1e9,
-              kAdvice);
+        size_t bytes = 0, total_bytes = 0;
+        CHECK(!__builtin_mul_overflow(count, sizeof(T), &bytes) && !__builtin_add_overflow(bill_.total_bytes, bytes, &total_bytes),
+              "%s: %zu elements of %zu bytes are more than 64 bits hold; use a smaller model or batch", name, count, sizeof(T));
+        if (limit_bytes_ != 0 && total_bytes > limit_bytes_) {
+            throw OutOfDeviceMemory(format("out of device memory: %s needs %s, but %s of the %s that --device-memory allows are taken", name, format_bytes(bytes).c_str(),
+                                           format_bytes(bill_.total_bytes).c_str(), format_bytes(limit_bytes_).c_str()), bill_);
+        }
+        void* const address = only_count_ ? reinterpret_cast<void*>(kNowhere) : take(name, bytes);
+        bill_.add(category, bytes);
+        return static_cast<T*>(address);
+    }
+
+    const MemoryBill& bill() const { return bill_; }
+    size_t total_bytes() const { return bill_.total_bytes; }
+
+private:
+    static constexpr uintptr_t kNowhere = 4096;  // not null, since that stands for what is not allocated; aligned for every type
+
+    void* take(const char* name, size_t bytes) {
         void* address = nullptr;
         const cudaError_t status = cudaMalloc(&address, bytes);
         if (status == cudaErrorMemoryAllocation) {
             cudaGetLastError();  // not sticky: clear it
             size_t free_bytes = 0, device_bytes = 0;
             CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));
-            fail("out of device memory: %s needs %.3f GB, this program has taken %.3f GB already, and %.3f of the device's %.3f GB are free; %s", name, bytes / 1e9, total_bytes_ / 1e9,
-                 free_bytes / 1e9, device_bytes / 1e9, kAdvice);
+            throw OutOfDeviceMemory(format("out of device memory: %s needs %s, this program has taken %s already, and %s of the device's %s are free", name, format_bytes(bytes).c_str(),
+                                           format_bytes(bill_.total_bytes).c_str(), format_bytes(free_bytes).c_str(), format_bytes(device_bytes).c_str()), bill_);
         }
         CUDA_CHECK(status);
-        total_bytes_ += bytes;
-        allocations_.push_back({category, name, bytes, address});
-        return static_cast<T*>(address);
+        addresses_.push_back(address);
+        return address;
     }
 
-    size_t total_bytes() const { return total_bytes_; }
-
-    // Category and bytes, in the order the categories were first used.
-    std::vector<std::pair<std::string, size_t>> bytes_by_category() const {
-        std::vector<std::pair<std::string, size_t>> categories;
-        for (const Allocation& allocation : allocations_) {
-            auto found = categories.begin();
-            while (found != categories.end() && found->first != allocation.category) ++found;
-            if (found == categories.end()) found = categories.insert(found, {allocation.category, 0});
-            found->second += allocation.bytes;
-        }
-        return categories;
-    }
-
-private:
-    static constexpr const char* kAdvice = "use a higher --zero-stage, --recompute block, more --lmhead-chunks, a smaller --micro-batch, or more ranks";
-
-    struct Allocation {
-        std::string category, name;
-        size_t bytes;
-        void* address;
-    };
-
-    size_t limit_bytes_;
-    size_t total_bytes_ = 0;
-    std::vector<Allocation> allocations_;
+    size_t limit_bytes_ = 0;
+    const bool only_count_ = false;
+    MemoryBill bill_;
+    std::vector<void*> addresses_;
 };
 
 // Pinned host memory, freed with its owner: the only host memory asynchronous copies touch.

@@ -30,21 +30,72 @@ struct GradientsConfig {
 
 inline size_t gradient_element_bytes(bool fp32) { return fp32 ? sizeof(float) : sizeof(floatX); }
 
+// The memory gradients need. Takes memory, touches none.
+struct GradientMemory {
+    static constexpr size_t kBucketsInFlight = 2;  // one is written by backward while the other is reduced
+
+    void* gradients = nullptr;         // (total_count): where they are whole
+    void* shard = nullptr;             // (shard_count): reduced slices, where every micro-step is reduced
+    void* shard_staging = nullptr;     // (max_slice_count): a later micro-step's reduced slice
+    std::vector<void*> in_flight;      // (largest bucket of those that use them) each: between backward and reduction
+    void* end_in_flight = nullptr;     // (largest of embedding's and head's bucket): theirs, where ends_apart
+    bool ends_apart = false;
+    floatX* staging = nullptr;         // (largest unit): an addend that is to be added
+    floatX* tied_staging = nullptr;    // (embedding unit)
+
+    GradientMemory(const ParamTable& table, const FlatLayout& layout, const Schedule& schedule, const GradientsConfig& config, DeviceMemory& memory) {
+        const size_t element_bytes = gradient_element_bytes(config.fp32);
+        const auto allocate = [&](const char* category, const char* name, size_t count) -> void* { return memory.allocate<char>(category, name, count * element_bytes); };
+        // Stage 0 needs them whole after the reduction too.
+        if (!schedule.reduce_every_micro_step || !schedule.sharding.optimizer) gradients = allocate("gradients", "gradients", layout.total_count);
+        if (schedule.reduce_every_micro_step) {
+            shard = allocate("gradients", "gradient shard", layout.shard_count);
+            if (config.micro_steps > 1) shard_staging = allocate("staging", "shard staging", layout.max_slice_count);
+            // Tied: the embedding's gradient lives from the head to the end of backward. Untied: the head's is reduced long before the embedding's begins, so the two can
+            // take turns, which is smaller than two buffers that fit any bucket where embedding and head are larger than two layers.
+            size_t layers = 0, ends = 0, num_layers = 0;  // largest buckets
+            for (size_t b = 0; b < layout.buckets.size(); ++b) {
+                const bool end = is_end(table, layout, b);
+                (end ? ends : layers) = std::max(end ? ends : layers, layout.buckets[b].count);
+                num_layers += !end;
+            }
+            ends_apart = table.tied || (num_layers > 0 && ends + std::min(kBucketsInFlight, num_layers) * layers < kBucketsInFlight * std::max(ends, layers));
+            in_flight.resize(std::min(kBucketsInFlight, ends_apart ? num_layers : layout.buckets.size()));
+            for (void*& buffer : in_flight) buffer = allocate("buffers", "gradient bucket in flight", ends_apart ? layers : std::max(ends, layers));
+            if (ends_apart) end_in_flight = allocate("buffers", "gradient bucket of embedding and head in flight", ends);
+        }
+        // Who writes to a staging buffer: every unit, or the one with the head's weight.
+        const bool every_unit = widens(config) || (!schedule.reduce_every_micro_step && config.micro_steps > 1), chunks = config.lmhead_chunks > 1;
+        size_t largest = 0;
+        for (int unit = 0; unit < static_cast<int>(table.units.size()); ++unit) {
+            if (table.tied && unit == table.embedding_unit()) continue;
+            if (every_unit || (chunks && !table.tied && unit == table.head_unit())) largest = std::max(largest, table.units[unit].count);
+        }
+        staging = memory.allocate<floatX>("staging", "gradient staging", largest);
+        if (!table.tied || !(every_unit || chunks)) return;
+        tied_staging = memory.allocate<floatX>("staging", "gradient staging of the tied embedding", table.units[table.embedding_unit()].count);
+    }
+
+    // A bucket of the embedding, or of an untied head; a tied head is a norm and counts as a layer.
+    static bool is_end(const ParamTable& table, const FlatLayout& layout, size_t b) {
+        const int bucket = static_cast<int>(b);
+        return bucket == layout.bucket_of_unit[table.embedding_unit()] || (!table.tied && bucket == layout.bucket_of_unit[table.head_unit()]);
+    }
+    // Products write floatX, gradients are kept in fp32.
+    static bool widens(const GradientsConfig& config) { return config.fp32 && !std::is_same_v<floatX, float>; }
+};
+
 class Gradients {
 public:
     // All work but the reductions is queued on `compute`.
-    Gradients(const ParamTable& table, const FlatLayout& layout, const Schedule& schedule, const Communicator& comm, const GradientsConfig& config, DeviceMemory& memory,
+    Gradients(const ParamTable& table, const FlatLayout& layout, const Schedule& schedule, const Communicator& comm, const GradientsConfig& config, const GradientMemory& memory,
               cudaStream_t compute)
-        : table_(table), layout_(layout), comm_(comm), config_(config), fp32_(config.fp32 || std::is_same_v<floatX, float>),
-          reduce_every_micro_step_(schedule.reduce_every_micro_step), whole_(!schedule.sharding.optimizer), compute_(compute), bucket_in_flight_(layout.buckets.size()),
-          units_(table.units.size()) {
-        // Stage 0 needs them whole after the reduction too.
-        if (!reduce_every_micro_step_ || whole_) {
-            gradients_ = allocate(memory, "gradients", "gradients", layout.total_count);
-            CUDA_CHECK(cudaMemsetAsync(gradients_, 0, layout.total_count * element_bytes(), compute));
-        }
-        if (reduce_every_micro_step_) allocate_shard(memory);
-        allocate_staging(memory);
+        : table_(table), layout_(layout), comm_(comm), config_(config), buf_(memory), fp32_(config.fp32 || std::is_same_v<floatX, float>),
+          reduce_every_micro_step_(schedule.reduce_every_micro_step), whole_(!schedule.sharding.optimizer), compute_(compute), in_flight_(memory.in_flight.size()),
+          bucket_in_flight_(layout.buckets.size()), units_(table.units.size()) {
+        for (size_t i = 0; i < in_flight_.size(); ++i) in_flight_[i].data = memory.in_flight[i];
+        end_in_flight_.data = memory.end_in_flight;
+        if (buf_.gradients) CUDA_CHECK(cudaMemsetAsync(buf_.gradients, 0, layout.total_count * element_bytes(), compute));
     }
     Gradients(const Gradients&) = delete;
     Gradients& operator=(const Gradients&) = delete;
@@ -78,7 +129,7 @@ public:
             state.started = true;
         }
         const bool direct = !state.started && !widens();
-        state.open = direct ? static_cast<floatX*>(place_of(unit)) : is_tied_embedding(unit) ? tied_staging_ : staging_;
+        state.open = direct ? static_cast<floatX*>(place_of(unit)) : is_tied_embedding(unit) ? buf_.tied_staging : buf_.staging;
         if (direct && !reduce_every_micro_step_) return state.open;  // its gaps were set to 0 once
         for (const Unit::Gap& gap : u.gaps) CUDA_CHECK(cudaMemsetAsync(state.open + gap.offset, 0, gap.count * sizeof(floatX), compute_));
         return state.open;
@@ -109,11 +160,11 @@ public:
         with_type([&](auto* typed) {
             using T = std::remove_pointer_t<decltype(typed)>;
             if (!reduce_every_micro_step_) {
-                comm_.reduce_scatter_in_place(static_cast<T*>(at(gradients_, bucket.begin)), bucket.slice_count, stream);
+                comm_.reduce_scatter_in_place(static_cast<T*>(at(buf_.gradients, bucket.begin)), bucket.slice_count, stream);
                 return;
             }
-            T* shard = static_cast<T*>(at(shard_, bucket.slice_begin));
-            T* sum = micro_step == 0 ? shard : static_cast<T*>(shard_staging_);
+            T* shard = static_cast<T*>(at(buf_.shard, bucket.slice_begin));
+            T* sum = micro_step == 0 ? shard : static_cast<T*>(buf_.shard_staging);
             Buffer& in_flight = *bucket_in_flight_[b];
             comm_.reduce_scatter(sum, static_cast<const T*>(in_flight.data), bucket.slice_count, stream);
             in_flight.reduced.record(stream);
@@ -128,19 +179,19 @@ public:
         const Bucket& bucket = layout_.buckets[b];
         with_type([&](auto* typed) {
             using T = std::remove_pointer_t<decltype(typed)>;
-            comm_.all_gather(static_cast<T*>(at(gradients_, bucket.begin)), static_cast<const T*>(reduced_slice(b)), bucket.slice_count, stream);
+            comm_.all_gather(static_cast<T*>(at(buf_.gradients, bucket.begin)), static_cast<const T*>(reduced_slice(b)), bucket.slice_count, stream);
         });
     }
 
     // This rank's slice of the bucket after the reduction (slice_count).
     const void* reduced_slice(size_t b) const {
         const Bucket& bucket = layout_.buckets[b];
-        if (reduce_every_micro_step_) return at(shard_, bucket.slice_begin);
-        return at(gradients_, bucket.begin + comm_.rank() * bucket.slice_count);
+        if (reduce_every_micro_step_) return at(buf_.shard, bucket.slice_begin);
+        return at(buf_.gradients, bucket.begin + comm_.rank() * bucket.slice_count);
     }
 
     // What this rank steps the bucket with: its slice, or where the optimizer is not sharded all of it.
-    const void* stepped(size_t b) const { return whole_ ? at(gradients_, layout_.buckets[b].begin) : reduced_slice(b); }
+    const void* stepped(size_t b) const { return whole_ ? at(buf_.gradients, layout_.buckets[b].begin) : reduced_slice(b); }
 
     // `count` of stepped(b) from number `first` on, on the host; waits.
     std::vector<float> read(size_t b, size_t first, size_t count) const {
@@ -149,8 +200,6 @@ public:
     }
 
 private:
-    static constexpr size_t kBucketsInFlight = 2;  // one is written by backward while the other is reduced
-
     struct Buffer {
         void* data = nullptr;
         OrderEvent reduced;  // has been read
@@ -162,56 +211,18 @@ private:
     };
 
     size_t element_bytes() const { return gradient_element_bytes(fp32_); }
-    bool widens() const { return fp32_ && !std::is_same_v<floatX, float>; }
+    bool widens() const { return GradientMemory::widens(config_); }
     bool is_tied_embedding(int unit) const { return table_.tied && unit == table_.embedding_unit(); }
-    // A bucket of the embedding, or of an untied head; a tied head is a norm and counts as a layer.
-    bool is_end(size_t b) const {
-        const int bucket = static_cast<int>(b);
-        return bucket == layout_.bucket_of_unit[table_.embedding_unit()] || (!table_.tied && bucket == layout_.bucket_of_unit[table_.head_unit()]);
-    }
     void* at(const void* base, size_t element) const { return static_cast<char*>(const_cast<void*>(base)) + element * element_bytes(); }
-
-    void* allocate(DeviceMemory& memory, const char* category, const char* name, size_t count) const { return memory.allocate<char>(category, name, count * element_bytes()); }
-
-    void allocate_shard(DeviceMemory& memory) {
-        shard_ = allocate(memory, "gradients", "gradient shard", layout_.shard_count);
-        if (config_.micro_steps > 1) shard_staging_ = allocate(memory, "buffers", "shard staging", layout_.max_slice_count);
-        // Tied: the embedding's gradient lives from the head to the end of backward. Untied: the head's is reduced long before the embedding's begins, so the two can
-        // take turns, which is smaller than two buffers that fit any bucket where embedding and head are larger than two layers.
-        size_t layers = 0, ends = 0, num_layers = 0;  // largest buckets
-        for (size_t b = 0; b < layout_.buckets.size(); ++b) {
-            const bool end = is_end(b);
-            (end ? ends : layers) = std::max(end ? ends : layers, layout_.buckets[b].count);
-            num_layers += !end;
-        }
-        ends_apart_ = table_.tied || (num_layers > 0 && ends + std::min(kBucketsInFlight, num_layers) * layers < kBucketsInFlight * std::max(ends, layers));
-        const size_t num_others = ends_apart_ ? num_layers : layout_.buckets.size();
-        in_flight_ = std::vector<Buffer>(std::min(kBucketsInFlight, num_others));
-        for (Buffer& buffer : in_flight_) buffer.data = allocate(memory, "buffers", "gradient bucket in flight", ends_apart_ ? layers : std::max(ends, layers));
-        if (ends_apart_) end_in_flight_.data = allocate(memory, "buffers", "gradient bucket of embedding and head in flight", ends);
-    }
-
-    // Who writes to a staging buffer: every unit, or the one with the head's weight.
-    void allocate_staging(DeviceMemory& memory) {
-        const bool every_unit = widens() || (!reduce_every_micro_step_ && config_.micro_steps > 1), chunks = config_.lmhead_chunks > 1;
-        size_t largest = 0;
-        for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
-            if (is_tied_embedding(unit)) continue;
-            if (every_unit || (chunks && !table_.tied && unit == table_.head_unit())) largest = std::max(largest, table_.units[unit].count);
-        }
-        staging_ = memory.allocate<floatX>("buffers", "gradient staging", largest);
-        if (!table_.tied || !(every_unit || chunks)) return;
-        tied_staging_ = memory.allocate<floatX>("buffers", "gradient staging of the tied embedding", table_.units[table_.embedding_unit()].count);
-    }
 
     // Where the unit's gradients are accumulated.
     void* place_of(int unit) {
-        if (!reduce_every_micro_step_) return at(gradients_, layout_.unit_begin[unit]);
+        if (!reduce_every_micro_step_) return at(buf_.gradients, layout_.unit_begin[unit]);
         const int b = layout_.bucket_of_unit[unit];
         const Bucket& bucket = layout_.buckets[b];
         Buffer*& buffer = bucket_in_flight_[b];
         if (!buffer) {
-            buffer = ends_apart_ && is_end(b) ? &end_in_flight_ : &in_flight_[next_in_flight_++ % in_flight_.size()];
+            buffer = buf_.ends_apart && GradientMemory::is_end(table_, layout_, b) ? &end_in_flight_ : &in_flight_[next_in_flight_++ % in_flight_.size()];
             buffer->reduced.wait(compute_);
             const size_t padding = bucket.count - bucket.unit_count;
             if (padding > 0) CUDA_CHECK(cudaMemsetAsync(at(buffer->data, bucket.unit_count), 0, padding * element_bytes(), compute_));
@@ -237,20 +248,14 @@ private:
     const FlatLayout& layout_;
     const Communicator& comm_;
     const GradientsConfig config_;
+    const GradientMemory buf_;
     const bool fp32_;                      // the gradients' type is float
     const bool reduce_every_micro_step_;   // else once a step
     const bool whole_;                     // this rank steps whole buckets
     cudaStream_t compute_;
 
-    void* gradients_ = nullptr;            // (total_count): where they are whole
-    void* shard_ = nullptr;                // (shard_count): reduced slices, where every micro-step is reduced
-    void* shard_staging_ = nullptr;        // (max_slice_count): a later micro-step's reduced slice
-    std::vector<Buffer> in_flight_;        // (largest bucket of those that use them) each: between backward and reduction
-    Buffer end_in_flight_;                 // (largest of embedding's and head's bucket): theirs, where ends_apart_
-    bool ends_apart_ = false;
-    floatX* staging_ = nullptr;            // (largest unit): an addend that is to be added
-    floatX* tied_staging_ = nullptr;       // (embedding unit)
-
+    std::vector<Buffer> in_flight_;
+    Buffer end_in_flight_;
     std::vector<Buffer*> bucket_in_flight_;  // of this micro-step
     std::vector<UnitState> units_;
     size_t next_in_flight_ = 0;

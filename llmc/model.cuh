@@ -1,5 +1,5 @@
-// The Llama-family model: activations, forward, backward, one unit (embedding, layer, head) at a time; the schedule (schedule.h) says in which order.
-// Parameters and gradients come from the ZeRO engine.
+// The Llama-family model: forward and backward, one unit (embedding, layer, head) at a time; the schedule (schedule.h) says in which order.
+// Activations lie in model_memory.cuh's buffers, parameters and gradients come from the ZeRO engine.
 //
 // Two levers trade time for memory. Recompute: activations that one layer needs in backward are kept for one layer only and computed again, by the same
 // kernels from the same inputs, so the bits stay. Chunks of the head: logits are made, used and forgotten for a part of the rows at a time.
@@ -14,10 +14,10 @@
 
 #include "llmc/attention.cuh"
 #include "llmc/cross_entropy.cuh"
-#include "llmc/device_memory.cuh"
 #include "llmc/embedding.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/model_config.h"
+#include "llmc/model_memory.cuh"
 #include "llmc/qk_norm.cuh"
 #include "llmc/rmsnorm.cuh"
 #include "llmc/rope.cuh"
@@ -48,105 +48,13 @@ struct UnitOffsets {
     }
 };
 
-// What is computed again in backward; each level includes those before it. Bytes saved a layer, in elements of floatX: norm 2 N C; ffn also 3 N F; block
-// everything but the residual stream that enters the layer. Extra work: norm two RMSNorms, ffn also 1/9 to 1/6 of a layer's products, block all of its forward but
-// the last product. The last layer's activations are still there and are never computed again.
-enum class Recompute { kNone, kNorm, kFfn, kBlock };
-
-inline Recompute recompute_from_name(const std::string& name) {
-    const std::vector<std::string> names = {"none", "norm", "ffn", "block"};
-    const auto found = std::find(names.begin(), names.end(), name);
-    CHECK(found != names.end(), "recompute '%s' is not one of none, norm, ffn, block", name.c_str());
-    return static_cast<Recompute>(found - names.begin());
-}
-
-struct MemoryLevers {
-    Recompute recompute = Recompute::kNone;
-    int lmhead_chunks = 1;  // a divisor of the rows of a micro-batch, B * T
-};
-
-// What backward needs of one layer.
-struct LayerActivations {
-    floatX* residual_in;   // (N, C)  residual stream entering the layer
-    floatX* norm1;         // (N, C)
-    float* rstd1;          // (N)
-    floatX* qkv;           // (N, QKV)  rotated in place, unless there is a QK-norm
-    floatX* qk;            // (N, (NH + NKV) * HD)  QK-norm only: normalised and rotated; else nullptr
-    float* qk_rstd;        // (N, NH + NKV)  QK-norm only
-    floatX* attention;     // (N, NH * HD)
-    float* lse;            // (B, NH, T)  log-sum-exp of the scores
-    floatX* residual_mid;  // (N, C)  residual stream between attention and feed-forward
-    floatX* norm2;         // (N, C)
-    float* rstd2;          // (N)
-    floatX* gate_up;       // (N, 2 * F)
-    floatX* swiglu;        // (N, F)
-};
-
 class Model {
 public:
-    // Buffers for micro-batches of up to B sequences of T tokens.
-    Model(const ModelConfig& config, const ParamTable& table, int B, int T, const MemoryLevers& levers, DeviceMemory& memory, MatmulContext& matmuls, cudaStream_t stream)
-        : config_(config), table_(table), offsets_(table, config), B_(B), T_(T), levers_(levers), matmuls_(matmuls), stream_(stream), layers_(config.num_layers) {
-        const size_t N = static_cast<size_t>(B) * T, C = config.channels, F = config.ffn_dim, Vp = config.padded_vocab();
-        const size_t HD = config.head_dim, NH = config.num_heads, NKV = config.num_kv_heads;
-        const size_t QKV = (NH + 2 * NKV) * HD, QK = (NH + NKV) * HD;
-        CHECK(levers.lmhead_chunks >= 1 && N % levers.lmhead_chunks == 0, "%zu rows (micro-batch %d x seq-len %d) do not split into %d chunks of the head", N, B, T, levers.lmhead_chunks);
-        // A field of every layer: its own memory in each, or from level `from` on one for all.
-        const auto field = [&](auto LayerActivations::*member, Recompute from, const char* name, size_t count) {
-            using T = std::remove_pointer_t<std::remove_reference_t<decltype(layers_[0].*member)>>;
-            for (LayerActivations& layer : layers_) {
-                const bool shared = levers.recompute >= from && &layer != &layers_[0];
-                layer.*member = shared ? layers_[0].*member : memory.allocate<T>("activations", name, count);
-            }
-        };
-        const auto kept = static_cast<Recompute>(static_cast<int>(Recompute::kBlock) + 1);  // at every level
-        field(&LayerActivations::residual_in, kept, "residual entering the layer", N * C);
-        field(&LayerActivations::norm1, Recompute::kNorm, "attention norm", N * C);
-        field(&LayerActivations::rstd1, Recompute::kBlock, "attention norm rstd", N);
-        field(&LayerActivations::qkv, Recompute::kBlock, "qkv", N * QKV);
-        field(&LayerActivations::qk, Recompute::kBlock, "normalised q and k", config.qk_norm ? N * QK : 0);
-        field(&LayerActivations::qk_rstd, Recompute::kBlock, "q and k rstd", config.qk_norm ? N * (NH + NKV) : 0);
-        field(&LayerActivations::attention, Recompute::kBlock, "attention", N * NH * HD);
-        field(&LayerActivations::lse, Recompute::kBlock, "attention log-sum-exp", N * NH);
-        field(&LayerActivations::residual_mid, Recompute::kBlock, "residual after attention", N * C);
-        field(&LayerActivations::norm2, Recompute::kNorm, "feed-forward norm", N * C);
-        field(&LayerActivations::rstd2, Recompute::kBlock, "feed-forward norm rstd", N);
-        field(&LayerActivations::gate_up, Recompute::kFfn, "gate and up", N * 2 * F);
-        field(&LayerActivations::swiglu, Recompute::kFfn, "SwiGLU", N * F);
-
-        const auto activation = [&](const char* name, size_t count) { return memory.allocate<floatX>("activations", name, count); };
-        const auto statistic = [&](const char* name, size_t count) { return memory.allocate<float>("activations", name, count); };
-        residual_final_ = activation("final residual", N * C);
-        norm_final_ = activation("final norm", N * C);
-        rstd_final_ = statistic("final norm rstd", N);
-        logits_ = activation("logits", N / levers.lmhead_chunks * Vp);
-        losses_ = statistic("losses", N);
-        branch_ = activation("branch output", N * C);
-
-        d_residual_ = activation("d residual", N * C);
-        d_norm_ = activation("d norm", N * C);
-        d_wide_ = activation("d gate and up", N * 2 * F);
-        d_swiglu_ = activation("d SwiGLU", N * F);
-        d_attention_ = activation("d attention", N * NH * HD);
-        d_qkv_ = activation("d qkv", N * QKV);
-        d_qk_ = config.qk_norm ? activation("d normalised q and k", N * QK) : nullptr;
-        size_t scratch = rmsnorm_backward_scratch_count(N, C);
-        if (config.qkv_bias) scratch = std::max(scratch, bias_backward_scratch_count(N, QKV));
-        if (config.qk_norm) scratch = std::max(scratch, qk_norm_backward_scratch_count(N, HD));
-        scratch_ = statistic("scratch", scratch);
-        // Attention's backward works in the logits or in d gate and up, which nobody needs meanwhile, where one of them is large enough.
-        const size_t attention_scratch = attention_backward_scratch_count(attention_args(B, T)), attention_bytes = attention_scratch * sizeof(float);
-        if (attention_bytes <= N / levers.lmhead_chunks * Vp * sizeof(floatX)) {
-            attention_scratch_ = reinterpret_cast<float*>(logits_);
-        } else if (attention_bytes <= N * 2 * F * sizeof(floatX)) {
-            attention_scratch_ = reinterpret_cast<float*>(d_wide_);
-        } else {
-            attention_scratch_ = statistic("attention scratch", attention_scratch);
-        }
-
+    // For micro-batches of up to B sequences of T tokens, in the memory that was allocated for them.
+    Model(const ModelConfig& config, const ParamTable& table, int B, int T, const MemoryLevers& levers, const ModelMemory& memory, MatmulContext& matmuls, cudaStream_t stream)
+        : config_(config), table_(table), offsets_(table, config), B_(B), T_(T), levers_(levers), buf_(memory), matmuls_(matmuls), stream_(stream) {
         const std::vector<float> table_host = rope_table(T, config.head_dim, config.rope_theta, config.rope_scaling);
-        rope_table_ = memory.allocate<float>("other", "RoPE table", table_host.size());
-        CUDA_CHECK(cudaMemcpyAsync(rope_table_, table_host.data(), table_host.size() * sizeof(float), cudaMemcpyHostToDevice, stream_));
+        CUDA_CHECK(cudaMemcpyAsync(buf_.rope_table, table_host.data(), table_host.size() * sizeof(float), cudaMemcpyHostToDevice, stream_));
         CUDA_CHECK(cudaStreamSynchronize(stream_));  // table_host leaves scope
     }
 
@@ -154,11 +62,11 @@ public:
     void choose_products(const floatX* params) {
         const int N = B_ * T_, C = config_.channels, F = config_.ffn_dim, width = config_.num_heads * config_.head_dim;
         const int QKV = (config_.num_heads + 2 * config_.num_kv_heads) * config_.head_dim;
-        floatX* gradients = d_wide_;  // addresses only; nothing is written
+        floatX* gradients = buf_.d_wide;  // addresses only; nothing is written
         const auto choose = [&](int rows, int in, int out, const floatX* bias) {
-            matmul_forward(matmuls_, d_wide_, d_wide_, params, bias, rows, in, out, stream_);
-            matmul_backward_input(matmuls_, d_wide_, d_wide_, params, rows, in, out, stream_);
-            matmul_backward_weight(matmuls_, gradients, d_wide_, d_wide_, rows, in, out, stream_);
+            matmul_forward(matmuls_, buf_.d_wide, buf_.d_wide, params, bias, rows, in, out, stream_);
+            matmul_backward_input(matmuls_, buf_.d_wide, buf_.d_wide, params, rows, in, out, stream_);
+            matmul_backward_weight(matmuls_, gradients, buf_.d_wide, buf_.d_wide, rows, in, out, stream_);
         };
         matmuls_.plan_only = true;
         choose(N, C, QKV, config_.qkv_bias ? params : nullptr);
@@ -174,20 +82,20 @@ public:
     void forward_unit(ZeroEngine& zero, int unit, const int* tokens, int B, int T) {
         const NvtxRange range("forward");
         if (unit == table_.embedding_unit()) {
-            embedding_forward(layers_[0].residual_in, tokens, zero.params(unit) + offsets_.embedding, B * T, config_.channels, stream_);
+            embedding_forward(buf_.layers[0].residual_in, tokens, zero.params(unit) + offsets_.embedding, B * T, config_.channels, stream_);
             return;
         }
         const int l = unit - table_.layer_unit(0), N = B * T, C = config_.channels, F = config_.ffn_dim;
-        const LayerActivations& a = layers_[l];
+        const LayerActivations& a = buf_.layers[l];
         const floatX* w = zero.params(unit);
         if (l > 0) {  // joins the branch of the layer before on the way
-            fused_residual_rmsnorm_forward(a.residual_in, a.norm1, a.rstd1, layers_[l - 1].residual_mid, branch_, w + offsets_.attention_norm, N, C, config_.norm_eps, stream_);
+            fused_residual_rmsnorm_forward(a.residual_in, a.norm1, a.rstd1, buf_.layers[l - 1].residual_mid, buf_.branch, w + offsets_.attention_norm, N, C, config_.norm_eps, stream_);
         } else {
             rmsnorm_forward(a.norm1, a.rstd1, a.residual_in, w + offsets_.attention_norm, N, C, config_.norm_eps, stream_);
         }
         attention_part(a, w, B, T);
         feed_forward_part(a, w, N);
-        matmul_forward(matmuls_, branch_, a.swiglu, w + offsets_.down, nullptr, N, F, C, stream_);
+        matmul_forward(matmuls_, buf_.branch, a.swiglu, w + offsets_.down, nullptr, N, F, C, stream_);
     }
 
     // The head in a step: per-token losses, and their backward as far as the last layer's output, scaled by *inv_valid.
@@ -198,14 +106,14 @@ public:
         final_norm(zero, N);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             const size_t first = static_cast<size_t>(chunk) * rows;
-            cross_entropy<true>(losses_ + first, head_logits(zero, first, rows), targets + first, inv_valid, rows, config_.vocab_size, Vp, stream_);
+            cross_entropy<true>(buf_.losses + first, head_logits(zero, first, rows), targets + first, inv_valid, rows, config_.vocab_size, Vp, stream_);
             floatX* g = zero.gradients().begin(weight_unit, chunk, chunks);
-            matmul_backward_weight(matmuls_, g + offsets_.head, logits_, norm_final_ + first * C, rows, C, Vp, stream_);
-            matmul_backward_input(matmuls_, d_norm_ + first * C, logits_, zero.params(weight_unit) + offsets_.head, rows, C, Vp, stream_);
+            matmul_backward_weight(matmuls_, g + offsets_.head, buf_.logits, buf_.norm_final + first * C, rows, C, Vp, stream_);
+            matmul_backward_input(matmuls_, buf_.d_norm + first * C, buf_.logits, zero.params(weight_unit) + offsets_.head, rows, C, Vp, stream_);
             if (chunk + 1 < chunks) zero.gradients().end_part(weight_unit, offsets_.head, static_cast<size_t>(Vp) * C);
         }
         floatX* g = config_.tied ? zero.gradients().begin(head_unit) : zero.gradients().open(head_unit);
-        rmsnorm_backward(d_residual_, g + offsets_.final_norm, scratch_, d_norm_, residual_final_, zero.params(head_unit) + offsets_.final_norm, rstd_final_, N, C, false, stream_);
+        rmsnorm_backward(buf_.d_residual, g + offsets_.final_norm, buf_.scratch, buf_.d_norm, buf_.residual_final, zero.params(head_unit) + offsets_.final_norm, buf_.rstd_final, N, C, false, stream_);
         zero.gradients().end(head_unit);
     }
 
@@ -214,7 +122,7 @@ public:
         const int N = B_ * T_, Vp = config_.padded_vocab(), rows = N / levers_.lmhead_chunks;
         final_norm(zero, N);
         for (int first = 0; first < N; first += rows) {
-            cross_entropy<false>(losses_ + first, head_logits(zero, first, rows), targets + first, nullptr, rows, config_.vocab_size, Vp, stream_);
+            cross_entropy<false>(buf_.losses + first, head_logits(zero, first, rows), targets + first, nullptr, rows, config_.vocab_size, Vp, stream_);
         }
     }
 
@@ -226,13 +134,13 @@ public:
         return head_logits(zero, first, rows);
     }
 
-    float* losses() const { return losses_; }                 // (N)
-    const floatX* norm_final() const { return norm_final_; }  // (N, C)  what the head multiplies with its weight
-    const floatX* d_norm() const { return d_norm_; }          // (N, C)  after head_forward_backward() its gradient
-    floatX* d_residual() const { return d_residual_; }        // (N, C)  gradient of the residual stream where backward has got to
+    float* losses() const { return buf_.losses; }                 // (N)
+    const floatX* norm_final() const { return buf_.norm_final; }  // (N, C)  what the head multiplies with its weight
+    const floatX* d_norm() const { return buf_.d_norm; }          // (N, C)  after head_forward_backward() its gradient
+    floatX* d_residual() const { return buf_.d_residual; }        // (N, C)  gradient of the residual stream where backward has got to
 
     // Adds this micro-step's losses to *sum, or with `first` sets it.
-    void add_losses(double* sum, bool first, int B, int T) { sum_to_double(sum, losses_, static_cast<size_t>(B) * T, !first, stream_); }
+    void add_losses(double* sum, bool first, int B, int T) { sum_to_double(sum, buf_.losses, static_cast<size_t>(B) * T, !first, stream_); }
 
     // ---- backward: after head_forward_backward(), layers from the last to the first, then the embedding -----------------------------
     // sorted_positions (N): positions of `tokens` sorted stably by token.
@@ -253,10 +161,10 @@ private:
         if (config_.qk_norm) {
             qk_norm_forward(a.qk, a.qk_rstd, a.qkv, w + offsets_.q_norm, w + offsets_.k_norm, N, NH, NKV, HD, config_.norm_eps, stream_);
         }
-        rope_forward(rotated(a), rope_table_, nullptr, B, T, NH + NKV, HD, rotated_row(), stream_);
+        rope_forward(rotated(a), buf_.rope_table, nullptr, B, T, NH + NKV, HD, rotated_row(), stream_);
         attention_forward(a.attention, a.lse, q_of(a), k_of(a), v_of(a), attention_args(B, T), stream_);
-        matmul_forward(matmuls_, branch_, a.attention, w + offsets_.attention_out, nullptr, N, NH * HD, C, stream_);
-        fused_residual_rmsnorm_forward(a.residual_mid, a.norm2, a.rstd2, a.residual_in, branch_, w + offsets_.ffn_norm, N, C, config_.norm_eps, stream_);
+        matmul_forward(matmuls_, buf_.branch, a.attention, w + offsets_.attention_out, nullptr, N, NH * HD, C, stream_);
+        fused_residual_rmsnorm_forward(a.residual_mid, a.norm2, a.rstd2, a.residual_in, buf_.branch, w + offsets_.ffn_norm, N, C, config_.norm_eps, stream_);
     }
 
     // From the second norm's output to what the last product takes.
@@ -266,7 +174,7 @@ private:
     }
 
     void final_norm(ZeroEngine& zero, int N) {
-        fused_residual_rmsnorm_forward(residual_final_, norm_final_, rstd_final_, layers_.back().residual_mid, branch_, zero.params(table_.head_unit()) + offsets_.final_norm, N,
+        fused_residual_rmsnorm_forward(buf_.residual_final, buf_.norm_final, buf_.rstd_final, buf_.layers.back().residual_mid, buf_.branch, zero.params(table_.head_unit()) + offsets_.final_norm, N,
                                        config_.channels, config_.norm_eps, stream_);
     }
 
@@ -276,14 +184,14 @@ private:
     // After final_norm(): logits of rows [first, first + rows).
     floatX* head_logits(ZeroEngine& zero, size_t first, int rows) {
         const int C = config_.channels;
-        matmul_forward(matmuls_, logits_, norm_final_ + first * C, zero.params(head_weight_unit()) + offsets_.head, nullptr, rows, C, config_.padded_vocab(), stream_);
-        return logits_;
+        matmul_forward(matmuls_, buf_.logits, buf_.norm_final + first * C, zero.params(head_weight_unit()) + offsets_.head, nullptr, rows, C, config_.padded_vocab(), stream_);
+        return buf_.logits;
     }
 
     // Brings back what the layer shares with others, which have overwritten it since.
     void recompute(const LayerActivations& a, const floatX* w) {
         const int N = B_ * T_, C = config_.channels;
-        if (levers_.recompute == Recompute::kNone || &a == &layers_.back()) return;
+        if (levers_.recompute == Recompute::kNone || &a == &buf_.layers.back()) return;
         const NvtxRange range("recompute");
         rmsnorm_forward(a.norm1, a.rstd1, a.residual_in, w + offsets_.attention_norm, N, C, config_.norm_eps, stream_);
         if (levers_.recompute == Recompute::kBlock) {
@@ -297,31 +205,31 @@ private:
     void layer_backward(ZeroEngine& zero, int unit) {
         const int B = B_, T = T_, N = B * T, C = config_.channels, F = config_.ffn_dim;
         const int HD = config_.head_dim, NH = config_.num_heads, NKV = config_.num_kv_heads, QKV = (NH + 2 * NKV) * HD;
-        const LayerActivations& a = layers_[unit - table_.layer_unit(0)];
+        const LayerActivations& a = buf_.layers[unit - table_.layer_unit(0)];
         const floatX* w = zero.params(unit);
         recompute(a, w);
         floatX* g = zero.gradients().begin(unit);
         // Feed-forward: d_residual is the gradient of the layer's output and of the branch alike.
-        matmul_backward_weight(matmuls_, g + offsets_.down, d_residual_, a.swiglu, N, F, C, stream_);
-        matmul_backward_input(matmuls_, d_swiglu_, d_residual_, w + offsets_.down, N, F, C, stream_);
-        swiglu_backward(d_wide_, d_swiglu_, a.gate_up, N, F, stream_);
-        matmul_backward_weight(matmuls_, g + offsets_.gate_up, d_wide_, a.norm2, N, C, 2 * F, stream_);
-        matmul_backward_input(matmuls_, d_norm_, d_wide_, w + offsets_.gate_up, N, C, 2 * F, stream_);
-        rmsnorm_backward(d_residual_, g + offsets_.ffn_norm, scratch_, d_norm_, a.residual_mid, w + offsets_.ffn_norm, a.rstd2, N, C, true, stream_);
+        matmul_backward_weight(matmuls_, g + offsets_.down, buf_.d_residual, a.swiglu, N, F, C, stream_);
+        matmul_backward_input(matmuls_, buf_.d_swiglu, buf_.d_residual, w + offsets_.down, N, F, C, stream_);
+        swiglu_backward(buf_.d_wide, buf_.d_swiglu, a.gate_up, N, F, stream_);
+        matmul_backward_weight(matmuls_, g + offsets_.gate_up, buf_.d_wide, a.norm2, N, C, 2 * F, stream_);
+        matmul_backward_input(matmuls_, buf_.d_norm, buf_.d_wide, w + offsets_.gate_up, N, C, 2 * F, stream_);
+        rmsnorm_backward(buf_.d_residual, g + offsets_.ffn_norm, buf_.scratch, buf_.d_norm, a.residual_mid, w + offsets_.ffn_norm, a.rstd2, N, C, true, stream_);
         // Attention.
-        matmul_backward_weight(matmuls_, g + offsets_.attention_out, d_residual_, a.attention, N, NH * HD, C, stream_);
-        matmul_backward_input(matmuls_, d_attention_, d_residual_, w + offsets_.attention_out, N, NH * HD, C, stream_);
-        floatX* dq = config_.qk_norm ? d_qk_ : d_qkv_;
-        floatX* dv = d_qkv_ + (NH + NKV) * HD;
-        attention_backward(dq, dq + NH * HD, dv, attention_scratch_, d_attention_, q_of(a), k_of(a), v_of(a), a.attention, a.lse, attention_args(B, T), stream_);
-        rope_backward(dq, rope_table_, nullptr, B, T, NH + NKV, HD, rotated_row(), stream_);
+        matmul_backward_weight(matmuls_, g + offsets_.attention_out, buf_.d_residual, a.attention, N, NH * HD, C, stream_);
+        matmul_backward_input(matmuls_, buf_.d_attention, buf_.d_residual, w + offsets_.attention_out, N, NH * HD, C, stream_);
+        floatX* dq = config_.qk_norm ? buf_.d_qk : buf_.d_qkv;
+        floatX* dv = buf_.d_qkv + (NH + NKV) * HD;
+        attention_backward(dq, dq + NH * HD, dv, buf_.attention_scratch, buf_.d_attention, q_of(a), k_of(a), v_of(a), a.attention, a.lse, attention_args(B, T), stream_);
+        rope_backward(dq, buf_.rope_table, nullptr, B, T, NH + NKV, HD, rotated_row(), stream_);
         if (config_.qk_norm) {
-            qk_norm_backward(d_qkv_, g + offsets_.q_norm, g + offsets_.k_norm, scratch_, d_qk_, a.qkv, w + offsets_.q_norm, w + offsets_.k_norm, a.qk_rstd, N, NH, NKV, HD, stream_);
+            qk_norm_backward(buf_.d_qkv, g + offsets_.q_norm, g + offsets_.k_norm, buf_.scratch, buf_.d_qk, a.qkv, w + offsets_.q_norm, w + offsets_.k_norm, a.qk_rstd, N, NH, NKV, HD, stream_);
         }
-        if (config_.qkv_bias) bias_backward(g + offsets_.qkv_bias, scratch_, d_qkv_, N, QKV, stream_);
-        matmul_backward_weight(matmuls_, g + offsets_.qkv, d_qkv_, a.norm1, N, C, QKV, stream_);
-        matmul_backward_input(matmuls_, d_norm_, d_qkv_, w + offsets_.qkv, N, C, QKV, stream_);
-        rmsnorm_backward(d_residual_, g + offsets_.attention_norm, scratch_, d_norm_, a.residual_in, w + offsets_.attention_norm, a.rstd1, N, C, true, stream_);
+        if (config_.qkv_bias) bias_backward(g + offsets_.qkv_bias, buf_.scratch, buf_.d_qkv, N, QKV, stream_);
+        matmul_backward_weight(matmuls_, g + offsets_.qkv, buf_.d_qkv, a.norm1, N, C, QKV, stream_);
+        matmul_backward_input(matmuls_, buf_.d_norm, buf_.d_qkv, w + offsets_.qkv, N, C, QKV, stream_);
+        rmsnorm_backward(buf_.d_residual, g + offsets_.attention_norm, buf_.scratch, buf_.d_norm, a.residual_in, w + offsets_.attention_norm, a.rstd1, N, C, true, stream_);
         zero.gradients().end(unit);
     }
 
@@ -335,48 +243,25 @@ private:
             const size_t bytes = static_cast<size_t>(config_.padded_vocab()) * C * sizeof(floatX);
             CUDA_CHECK(cudaMemsetAsync(g, 0, bytes, stream_));  // most tokens of the vocabulary do not occur
         }
-        embedding_backward(g, d_residual_, tokens, sorted_positions, B_ * T_, C, stream_);
+        embedding_backward(g, buf_.d_residual, tokens, sorted_positions, B_ * T_, C, stream_);
         zero.gradients().end(unit);
     }
 
     // q and k as attention sees them lie in qkv, or with a QK-norm in a buffer of their own; v always lies in qkv.
     floatX* rotated(const LayerActivations& a) const { return config_.qk_norm ? a.qk : a.qkv; }
-    size_t rotated_row() const {
-        return static_cast<size_t>(config_.num_heads + (config_.qk_norm ? 1 : 2) * config_.num_kv_heads) * config_.head_dim;
-    }
+    size_t rotated_row() const { return ::rotated_row(config_); }
     const floatX* q_of(const LayerActivations& a) const { return rotated(a); }
     const floatX* k_of(const LayerActivations& a) const { return rotated(a) + config_.num_heads * config_.head_dim; }
     const floatX* v_of(const LayerActivations& a) const { return a.qkv + (config_.num_heads + config_.num_kv_heads) * config_.head_dim; }
 
-    AttentionArgs attention_args(int B, int T) const {
-        AttentionArgs args = packed_attention_args(B, T, config_.num_heads, config_.num_kv_heads, config_.head_dim);
-        args.q_row = args.k_row = rotated_row();  // the packed row, unless a QK-norm gave q and k a buffer of their own
-        args.q_batch = args.k_batch = rotated_row() * T;
-        return args;
-    }
+    AttentionArgs attention_args(int B, int T) const { return model_attention_args(config_, B, T); }
 
     const ModelConfig config_;
     const ParamTable& table_;
     const UnitOffsets offsets_;
     const int B_, T_;
     const MemoryLevers levers_;
+    const ModelMemory buf_;
     MatmulContext& matmuls_;
     cudaStream_t stream_;
-
-    std::vector<LayerActivations> layers_;  // L
-    floatX* residual_final_;                // (N, C)
-    floatX* norm_final_;                    // (N, C)
-    float* rstd_final_;                     // (N)
-    floatX* logits_;                        // (rows of a chunk, Vp), then their gradients
-    float* losses_;                         // (N)
-    floatX* branch_;                        // (N, C)  output of attention or feed-forward, before it joins the residual stream
-    floatX *d_residual_, *d_norm_;          // (N, C)
-    floatX* d_wide_;                        // (N, 2 * F)
-    floatX* d_swiglu_;                      // (N, F)
-    floatX* d_attention_;                   // (N, NH * HD)
-    floatX* d_qkv_;                         // (N, QKV)
-    floatX* d_qk_;                          // (N, (NH + NKV) * HD)  QK-norm only
-    float* scratch_;                        // partial sums of whoever runs, but for attention
-    float* attention_scratch_;              // (attention_backward_scratch_count)
-    float* rope_table_;                     // (T, 2, HD / 2) cosines, sines
 };

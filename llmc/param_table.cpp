@@ -163,8 +163,10 @@ FlatLayout make_flat_layout(const ParamTable& table, int num_ranks, double bucke
     return layout;
 }
 
+size_t decay_map_count(const FlatLayout& layout) { return round_up(layout.total_count, kParameterAlign) / kParameterAlign; }
+
 std::vector<uint8_t> make_decay_map(const ParamTable& table, const FlatLayout& layout) {
-    std::vector<uint8_t> map(round_up(layout.total_count, kParameterAlign) / kParameterAlign, 0);
+    std::vector<uint8_t> map(decay_map_count(layout), 0);
     for (const Parameter& p : table.parameters) {
         if (!p.weight_decay) continue;
         const size_t begin = layout.unit_begin[p.unit] + p.offset;

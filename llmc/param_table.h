@@ -90,3 +90,4 @@ FlatLayout make_flat_layout(const ParamTable& table, int num_ranks, double bucke
 
 // One byte per kParameterAlign elements of the flat buffer: 1 where weight decay applies.
 std::vector<uint8_t> make_decay_map(const ParamTable& table, const FlatLayout& layout);
+size_t decay_map_count(const FlatLayout& layout);

@@ -30,20 +30,6 @@ double datasheet_flops(const std::string& device_name) {
     return 0;
 }
 
-std::string format_bytes(double bytes) {
-    if (bytes >= 1e9) return format("%.2f GB", bytes / 1e9);
-    if (bytes >= 1e6) return format("%.2f MB", bytes / 1e6);
-    if (bytes >= 1e3) return format("%.2f kB", bytes / 1e3);
-    return format("%.0f B", bytes);
-}
-
-std::string format_count(double count) {
-    if (count >= 1e9) return format("%.2fB", count / 1e9);
-    if (count >= 1e6) return format("%.2fM", count / 1e6);
-    if (count >= 1e4) return format("%.1fk", count / 1e3);
-    return format("%.0f", count);
-}
-
 namespace {
 
 // "name  value" lines in one column, under titles.
@@ -117,12 +103,8 @@ std::string start_report(const StartInfo& info) {
     }
 
     table.title("device memory of a rank");
-    size_t total = 0;
-    for (const auto& [category, bytes] : info.memory) {
-        table.row(category, "%s", format_bytes(bytes).c_str());
-        total += bytes;
-    }
-    table.row("together", "%s", format_bytes(total).c_str());
+    for (const auto& [category, bytes] : info.memory.categories) table.row(category, "%s", format_bytes(bytes).c_str());
+    table.row("together", "%s", format_bytes(info.memory.total_bytes).c_str());
     table.row("matrix products", "%.1f GFLOP/s measured on this rank", info.product_flops / 1e9);
     return table.text();
 }

@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "llmc/data_loader.h"
+#include "llmc/memory_bill.h"
 #include "llmc/metrics.h"
 #include "llmc/model_config.h"
 #include "llmc/options.h"
 #include "llmc/param_table.h"
 #include "llmc/schedule.h"
+#include "llmc/units.h"
 
 // Floating-point operations of one trained token (forward and backward): 6 a weight of every matrix product, the head included and the
 // embedding lookup not, plus attention at half of T x T, since it is causal: 6 * L * NH * HD * T.
@@ -18,9 +20,6 @@ double flops_per_token(const ModelConfig& config, int seq_len);
 
 // Dense bf16 peak of a GPU by its datasheet in FLOP/s, from the name CUDA gives it; 0 if it is not in the table (every CPU).
 double datasheet_flops(const std::string& device_name);
-
-std::string format_bytes(double bytes);   // "1.50 GB" (10^9), "12.3 MB", "512 B"
-std::string format_count(double count);   // "124.5M", "12.3k", "17"
 
 // What the start-up table shows.
 struct StartInfo {
@@ -34,7 +33,7 @@ struct StartInfo {
     const Schedule& schedule;
     const DataLoader& train;
     const ValLoader* val;                   // nullptr = no evaluation
-    std::vector<std::pair<std::string, size_t>> memory;  // category, bytes on this rank's device
+    const MemoryBill& memory;               // on this rank's device
     double product_flops;                   // measured, FLOP/s
     size_t element_bytes;                   // of a parameter
 };

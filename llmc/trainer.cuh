@@ -34,39 +34,63 @@ private:
     PinnedArray<int> ids_;
 };
 
+// All device memory of a run on one rank, in the order it is taken; the plan of a run counts it with this same code. Takes memory, touches none.
+struct TrainerMemory {
+    unsigned char* workspace;             // (kMatmulWorkspaceBytes): of products
+    ZeroMemory zero;
+    ModelMemory model;
+    StepState* state;                     // (1)
+    int* ids;                             // (3, micro_steps, B, T): inputs, targets, sorted positions
+    unsigned long long* rank_counts;      // (N + 1)
+    double* rank_numbers;                 // (N + 1, 2)
+    unsigned long long* checksums;        // (N + 1, checksum_count)
+
+    // What it takes does not depend on how many micro-steps `schedule` has, but for one or several; zero_config says how many there are.
+    TrainerMemory(const ModelConfig& config, const ParamTable& table, const FlatLayout& layout, const Schedule& schedule, const ZeroConfig& zero_config, Recompute recompute, int B,
+                  int T, DeviceMemory& memory)
+        : workspace(memory.allocate<unsigned char>("workspace", "the workspace of products", kMatmulWorkspaceBytes)), zero(table, layout, schedule, zero_config, memory),
+          model(config, B, T, {recompute, zero_config.lmhead_chunks}, memory) {
+        const size_t each_and_own = static_cast<size_t>(layout.num_ranks) + 1;
+        state = memory.allocate<StepState>("other", "step state", 1);
+        ids = memory.allocate<int>("other", "token ids", 3 * static_cast<size_t>(zero_config.micro_steps) * B * T);
+        rank_counts = memory.allocate<unsigned long long>("other", "counts of each rank", each_and_own);
+        rank_numbers = memory.allocate<double>("other", "numbers of each rank", 2 * each_and_own);
+        checksums = memory.allocate<unsigned long long>("other", "checksums of each rank", checksum_count(layout, schedule.sharding) * each_and_own);
+    }
+};
+
 struct Trainer {
     const Communicator& comm;
     const ModelConfig config;
     const ParamTable table;
+    const FlatLayout layout;
+    const Schedule schedule;
     const int B, T, micro_steps;
-    cudaStream_t stream;
     DeviceMemory memory;
+    const TrainerMemory buffers;
+    const cudaStream_t stream;
     MatmulContext matmuls;
     ZeroEngine zero;
     Model model;
-    StepState* state;                                  // in device memory
-    int *inputs, *targets, *sorted_positions;          // (micro_steps, B, T) each
-    unsigned long long* rank_counts;                   // (N + 1): valid targets of each rank, then this rank's own
-    double* rank_numbers;                              // (N + 1, 2): what host decisions are made from, then this rank's own
-    unsigned long long* checksums;                     // (N + 1, zero.checksum_count()): of each rank's replicas, then this rank's own
+    StepState* const state;                            // in device memory
+    int *const inputs, *const targets, *const sorted_positions;  // (micro_steps, B, T) each
+    unsigned long long* const rank_counts;             // (N + 1): valid targets of each rank, then this rank's own
+    double* const rank_numbers;                        // (N + 1, 2): what host decisions are made from, then this rank's own
+    unsigned long long* const checksums;               // (N + 1, zero.checksum_count()): of each rank's replicas, then this rank's own
     PinnedArray<StepState> host_states{kStepSlots}, read_back{kStepSlots};
     PhaseTimers phases;
     unsigned long long sent_bytes[kStepSlots] = {};    // by this rank, counted where they are sent
     cudaEvent_t step_begun[kStepSlots], step_done[kStepSlots], ids_copied, host_read;
 
+    // Throws OutOfDeviceMemory where it does not fit.
     Trainer(const Communicator& comm, const ModelConfig& config, const ZeroConfig& zero_config, Recompute recompute, int B, int T, size_t device_memory_bytes)
-        : comm(comm), config(config), table(make_param_table(config)), B(B), T(T), micro_steps(zero_config.micro_steps), stream(make_stream()), memory(device_memory_bytes),
-          matmuls(memory.allocate<unsigned char>("workspace", "the workspace of products", kMatmulWorkspaceBytes)), zero(table, comm, zero_config, memory, stream),
-          model(config, table, B, T, {recompute, zero_config.lmhead_chunks}, memory, matmuls, stream), phases(stream) {
-        state = memory.allocate<StepState>("other", "step state", 1);
+        : comm(comm), config(config), table(make_param_table(config)), layout(run_layout(table, comm.size(), zero_config)), schedule(run_schedule(table, layout, zero_config)),
+          B(B), T(T), micro_steps(zero_config.micro_steps), memory(device_memory_bytes), buffers(config, table, layout, schedule, zero_config, recompute, B, T, memory),
+          stream(make_stream()), matmuls(buffers.workspace), zero(table, layout, schedule, comm, zero_config, buffers.zero, stream),
+          model(config, table, B, T, {recompute, zero_config.lmhead_chunks}, buffers.model, matmuls, stream), state(buffers.state), inputs(buffers.ids),
+          targets(inputs + tokens_per_step()), sorted_positions(targets + tokens_per_step()), rank_counts(buffers.rank_counts), rank_numbers(buffers.rank_numbers),
+          checksums(buffers.checksums), phases(stream) {
         CUDA_CHECK(cudaMemsetAsync(state, 0, sizeof(StepState), stream));
-        const size_t count = tokens_per_step();
-        inputs = memory.allocate<int>("other", "token ids", 3 * count);
-        targets = inputs + count;
-        sorted_positions = targets + count;
-        rank_counts = memory.allocate<unsigned long long>("other", "counts of each rank", comm.size() + 1);
-        rank_numbers = memory.allocate<double>("other", "numbers of each rank", 2 * (comm.size() + 1));
-        checksums = memory.allocate<unsigned long long>("other", "checksums of each rank", zero.checksum_count() * (comm.size() + 1));
         for (int slot = 0; slot < kStepSlots; ++slot) {
             CUDA_CHECK(cudaEventCreate(&step_begun[slot]));
             CUDA_CHECK(cudaEventCreate(&step_done[slot]));

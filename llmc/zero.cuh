@@ -36,13 +36,55 @@ struct ZeroConfig {
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
 };
 
+// Layout and schedule of a run, for whoever trains it or plans it.
+inline FlatLayout run_layout(const ParamTable& table, int ranks, const ZeroConfig& config) { return make_flat_layout(table, ranks, config.bucket_mb, sizeof(floatX)); }
+inline Schedule run_schedule(const ParamTable& table, const FlatLayout& layout, const ZeroConfig& config) {
+    return make_schedule(table, layout, ScheduleConfig{config.stage, config.micro_steps, config.sync_every_micro_step, sizeof(floatX), gradient_element_bytes(config.fp32_gradients)});
+}
+
+// How many checksums a rank gives of what should be equal on all: one a bucket for every array that is whole on every rank (parameters, then master weights and moments).
+inline size_t checksum_count(const FlatLayout& layout, const Sharding& sharding) {
+    if (layout.num_ranks == 1 || sharding.parameters) return 0;  // there are no replicas
+    return layout.buckets.size() * (sharding.optimizer ? 1 : 4);
+}
+
+// The memory of a run's sharded state. Takes memory, touches none.
+struct ZeroMemory {
+    GradientMemory gradients;
+    floatX* params = nullptr;              // (total_count), or where they are sharded (shard_count)
+    size_t state_count = 0;
+    float *master = nullptr, *m = nullptr, *v = nullptr;  // (state_count)
+    std::vector<floatX*> slots;            // (slot_counts): gathered parameters
+    uint8_t* decay_map = nullptr;          // (decay_map_count): one byte per kParameterAlign elements of the flat buffer
+    size_t partials_count = 0;
+    double* partials = nullptr;            // (partials_count): partial sums of squares, bucket by bucket
+    double* rank_sums = nullptr;           // (N, 2) gathered, then this rank's own 2: sum of squares, sum of losses
+
+    ZeroMemory(const ParamTable& table, const FlatLayout& layout, const Schedule& schedule, const ZeroConfig& config, DeviceMemory& memory)
+        : gradients(table, layout, schedule, gradients_config(config), memory) {
+        const Sharding& sharded = schedule.sharding;
+        params = memory.allocate<floatX>("parameters", sharded.parameters ? "parameter shard" : "parameters", sharded.parameters ? layout.shard_count : layout.total_count);
+        state_count = sharded.optimizer ? layout.shard_count : layout.total_count;
+        master = memory.allocate<float>("optimizer", "fp32 master weights", state_count);
+        m = memory.allocate<float>("optimizer", "first moments", state_count);
+        v = memory.allocate<float>("optimizer", "second moments", state_count);
+        for (const size_t count : schedule.slot_counts) slots.push_back(memory.allocate<floatX>("buffers", "gathered parameters", count));
+        for (const Bucket& bucket : layout.buckets) partials_count += sum_of_squares_count(bucket.slice_count);
+        decay_map = memory.allocate<uint8_t>("buffers", "weight decay map", decay_map_count(layout));
+        partials = memory.allocate<double>("buffers", "partial sums of the norm", partials_count);
+        rank_sums = memory.allocate<double>("buffers", "sums of each rank", 2 * (static_cast<size_t>(layout.num_ranks) + 1));
+    }
+
+    static GradientsConfig gradients_config(const ZeroConfig& config) { return {config.micro_steps, config.lmhead_chunks, config.fp32_gradients}; }
+};
+
 class ZeroEngine {
 public:
-    ZeroEngine(const ParamTable& table, const Communicator& comm, const ZeroConfig& config, DeviceMemory& memory, cudaStream_t compute)
-        : table_(table), comm_(comm), config_(config), compute_(compute), layout_(make_flat_layout(table, comm.size(), config.bucket_mb, sizeof(floatX))),
-          schedule_(make_schedule(table, layout_, {config.stage, config.micro_steps, config.sync_every_micro_step, sizeof(floatX), gradient_element_bytes(config.fp32_gradients)})),
-          gradients_(table, layout_, schedule_, comm, {config.micro_steps, config.lmhead_chunks, config.fp32_gradients}, memory, compute), buckets_(layout_.buckets.size()),
-          slots_(schedule_.slot_counts.size()), stalls_(compute) {
+    ZeroEngine(const ParamTable& table, const FlatLayout& layout, const Schedule& schedule, const Communicator& comm, const ZeroConfig& config, const ZeroMemory& memory,
+               cudaStream_t compute)
+        : table_(table), layout_(layout), schedule_(schedule), comm_(comm), config_(config), compute_(compute), buf_(memory),
+          gradients_(table, layout, schedule, comm, ZeroMemory::gradients_config(config), memory.gradients, compute), buckets_(layout.buckets.size()),
+          slots_(memory.slots.size()), stalls_(compute) {
         communicate_ = compute_;
         if (config.overlap) {
             // First in line: a collective's few blocks start when any block of the product beside them ends, not after all of them.
@@ -51,7 +93,7 @@ public:
             CUDA_CHECK(cudaStreamCreateWithPriority(&own_stream_, cudaStreamNonBlocking, highest));
             communicate_ = own_stream_;
         }
-        allocate_state(memory);
+        start_state();
         CUDA_CHECK(cudaStreamSynchronize(compute_));
     }
     ZeroEngine(const ZeroEngine&) = delete;
@@ -104,11 +146,11 @@ public:
         synchronize();
         for (size_t b = 0; b < layout_.buckets.size(); ++b) {
             const Bucket& bucket = layout_.buckets[b];
-            floatX* whole = sharding().parameters ? home_of(b) : params_ + bucket.begin;
+            floatX* whole = sharding().parameters ? home_of(b) : buf_.params + bucket.begin;
             CUDA_CHECK(cudaMemsetAsync(whole, 0, bucket.count * sizeof(floatX), compute_));  // padding and gaps stay 0
             for_each_parameter(b, [&](const Parameter& p) { fill(p, whole + offset_in_bucket(p)); });
             if (!sharding().parameters) continue;
-            CUDA_CHECK(cudaMemcpyAsync(params_ + bucket.slice_begin, whole + comm_.rank() * bucket.slice_count, bucket.slice_count * sizeof(floatX), cudaMemcpyDeviceToDevice,
+            CUDA_CHECK(cudaMemcpyAsync(buf_.params + bucket.slice_begin, whole + comm_.rank() * bucket.slice_count, bucket.slice_count * sizeof(floatX), cudaMemcpyDeviceToDevice,
                                        compute_));
         }
         order(compute_, communicate_);
@@ -121,10 +163,10 @@ public:
         synchronize();
         for (size_t b = 0; b < layout_.buckets.size(); ++b) {
             const Bucket& bucket = layout_.buckets[b];
-            const floatX* whole = params_ + bucket.begin;
+            const floatX* whole = buf_.params + bucket.begin;
             if (sharding().parameters) {
                 order(compute_, communicate_);  // the slot has been read
-                comm_.all_gather(home_of(b), params_ + bucket.slice_begin, bucket.slice_count, communicate_);
+                comm_.all_gather(home_of(b), buf_.params + bucket.slice_begin, bucket.slice_count, communicate_);
                 order(communicate_, compute_);
                 whole = home_of(b);
             }
@@ -151,11 +193,11 @@ public:
     void start_optimizer() {
         for (size_t b = 0; b < layout_.buckets.size(); ++b) {
             const Owned owned = owned_by_this_rank(b);
-            copy_to_float(master_ + owned.state_begin, owned.params, owned.count, compute_);
+            copy_to_float(buf_.master + owned.state_begin, owned.params, owned.count, compute_);
             buckets_[b].stepped.record(compute_);
         }
-        CUDA_CHECK(cudaMemsetAsync(m_, 0, state_count_ * sizeof(float), compute_));
-        CUDA_CHECK(cudaMemsetAsync(v_, 0, state_count_ * sizeof(float), compute_));
+        CUDA_CHECK(cudaMemsetAsync(buf_.m, 0, buf_.state_count * sizeof(float), compute_));
+        CUDA_CHECK(cudaMemsetAsync(buf_.v, 0, buf_.state_count * sizeof(float), compute_));
     }
 
     // ---- small collectives ----------------------------------------------------------------------------------------------------
@@ -173,11 +215,7 @@ public:
     }
 
     // ---- are replicas equal? ----------------------------------------------------------------------------------------------------
-    // How many checksums a rank gives: one a bucket for every array that is whole on every rank (parameters, then master weights and moments).
-    size_t checksum_count() const {
-        if (comm_.size() == 1 || sharding().parameters) return 0;  // there are no replicas
-        return layout_.buckets.size() * (sharding().optimizer ? 1 : 4);
-    }
+    size_t checksum_count() const { return ::checksum_count(layout_, sharding()); }
 
     // Queues the checksums of every rank's replicas into out (N, checksum_count()); own (checksum_count()) is scratch. Collective.
     void queue_checksums(unsigned long long* out, unsigned long long* own) {
@@ -185,7 +223,7 @@ public:
         unsigned long long* next = own;
         for (const Bucket& bucket : layout_.buckets) checksum(next++, params(bucket.first_unit), bucket.count, compute_);
         if (!sharding().optimizer) {
-            for (const float* array : {master_, m_, v_}) {
+            for (const float* array : {buf_.master, buf_.m, buf_.v}) {
                 for (const Bucket& bucket : layout_.buckets) checksum(next++, array + bucket.begin, bucket.count, compute_);
             }
         }
@@ -203,14 +241,14 @@ public:
     };
     Owned owned_by_this_rank(size_t b) const {
         const Bucket& bucket = layout_.buckets[b];
-        if (!sharding().optimizer) return {bucket.begin, bucket.count, bucket.begin, params_ + bucket.begin, gradients_.stepped(b)};
+        if (!sharding().optimizer) return {bucket.begin, bucket.count, bucket.begin, buf_.params + bucket.begin, gradients_.stepped(b)};
         const size_t slice = bucket.begin + comm_.rank() * bucket.slice_count;
-        return {slice, bucket.slice_count, bucket.slice_begin, params_ + (sharding().parameters ? bucket.slice_begin : slice), gradients_.stepped(b)};
+        return {slice, bucket.slice_count, bucket.slice_begin, buf_.params + (sharding().parameters ? bucket.slice_begin : slice), gradients_.stepped(b)};
     }
-    const float* master() const { return master_; }
-    const float* first_moments() const { return m_; }
-    const float* second_moments() const { return v_; }
-    const floatX* any_params() const { return params_; }
+    const float* master() const { return buf_.master; }
+    const float* first_moments() const { return buf_.m; }
+    const float* second_moments() const { return buf_.v; }
+    const floatX* any_params() const { return buf_.params; }
 
     // Waits for both streams (not inside a step).
     void synchronize() const {
@@ -242,27 +280,16 @@ private:
         }
     }
 
-    // What stays from step to step, and the slots of sharded parameters.
-    void allocate_state(DeviceMemory& memory) {
-        const Sharding& sharded = sharding();
-        params_ = memory.allocate<floatX>("parameters", sharded.parameters ? "parameter shard" : "parameters", sharded.parameters ? layout_.shard_count : layout_.total_count);
-        state_count_ = sharded.optimizer ? layout_.shard_count : layout_.total_count;
-        master_ = memory.allocate<float>("optimizer", "fp32 master weights", state_count_);
-        m_ = memory.allocate<float>("optimizer", "first moments", state_count_);
-        v_ = memory.allocate<float>("optimizer", "second moments", state_count_);
-        for (size_t slot = 0; slot < slots_.size(); ++slot) slots_[slot].params = memory.allocate<floatX>("buffers", "gathered parameters", schedule_.slot_counts[slot]);
+    void start_state() {
+        for (size_t slot = 0; slot < slots_.size(); ++slot) slots_[slot].params = buf_.slots[slot];
         size_t partials = 0;
         for (size_t b = 0; b < buckets_.size(); ++b) {
-            if (!sharded.parameters) buckets_[b].params = params_ + layout_.buckets[b].begin;
+            if (!sharding().parameters) buckets_[b].params = buf_.params + layout_.buckets[b].begin;
             buckets_[b].partials_begin = partials;
             partials += sum_of_squares_count(layout_.buckets[b].slice_count);
         }
-        partials_count_ = partials;
         const std::vector<uint8_t> decay_map = make_decay_map(table_, layout_);
-        decay_map_ = memory.allocate<uint8_t>("buffers", "weight decay map", decay_map.size());
-        CUDA_CHECK(cudaMemcpyAsync(decay_map_, decay_map.data(), decay_map.size(), cudaMemcpyHostToDevice, compute_));
-        partials_ = memory.allocate<double>("buffers", "partial sums of the norm", partials);
-        rank_sums_ = memory.allocate<double>("buffers", "sums of each rank", 2 * (comm_.size() + 1));
+        CUDA_CHECK(cudaMemcpyAsync(buf_.decay_map, decay_map.data(), decay_map.size(), cudaMemcpyHostToDevice, compute_));
         CUDA_CHECK(cudaStreamSynchronize(compute_));  // decay_map leaves scope
     }
 
@@ -273,10 +300,10 @@ private:
         const SpanTimer::Section stall(stalls_);
         state.stepped.wait(communicate_);
         if (slot < 0) {
-            comm_.all_gather_in_place(params_ + bucket.begin, bucket.slice_count, communicate_);
+            comm_.all_gather_in_place(buf_.params + bucket.begin, bucket.slice_count, communicate_);
         } else {
             slots_[slot].dropped.wait(communicate_);
-            comm_.all_gather(slots_[slot].params, params_ + bucket.slice_begin, bucket.slice_count, communicate_);
+            comm_.all_gather(slots_[slot].params, buf_.params + bucket.slice_begin, bucket.slice_count, communicate_);
             state.params = slots_[slot].params;
         }
         state.gathered.record(communicate_);
@@ -298,7 +325,7 @@ private:
         if (micro_step < config_.micro_steps - 1) return;
         gradients_.with_type([&](auto* typed) {
             using Gradient = std::remove_pointer_t<decltype(typed)>;
-            sum_of_squares(partials_ + buckets_[b].partials_begin, static_cast<const Gradient*>(gradients_.reduced_slice(b)), layout_.buckets[b].slice_count, communicate_);
+            sum_of_squares(buf_.partials + buckets_[b].partials_begin, static_cast<const Gradient*>(gradients_.reduced_slice(b)), layout_.buckets[b].slice_count, communicate_);
         });
     }
 
@@ -312,11 +339,11 @@ private:
     void decide(StepState* state) {
         const SpanTimer::Section stall(stalls_);
         order(compute_, communicate_);  // loss_sum is complete
-        double* own = rank_sums_ + 2 * comm_.size();
-        sum_partials(own, partials_, partials_count_, communicate_);
+        double* own = buf_.rank_sums + 2 * comm_.size();
+        sum_partials(own, buf_.partials, buf_.partials_count, communicate_);
         CUDA_CHECK(cudaMemcpyAsync(own + 1, &state->loss_sum, sizeof(double), cudaMemcpyDeviceToDevice, communicate_));
-        comm_.all_gather(rank_sums_, own, 2, communicate_);
-        decide_step(state, rank_sums_, comm_.size(), config_.beta1, config_.beta2, communicate_);
+        comm_.all_gather(buf_.rank_sums, own, 2, communicate_);
+        decide_step(state, buf_.rank_sums, comm_.size(), config_.beta1, config_.beta2, communicate_);
         order(communicate_, compute_);
     }
 
@@ -324,7 +351,7 @@ private:
         const Owned owned = owned_by_this_rank(b);
         gradients_.with_type([&](auto* typed) {
             using Gradient = std::remove_pointer_t<decltype(typed)>;
-            adamw_update(owned.params, master_ + owned.state_begin, m_ + owned.state_begin, v_ + owned.state_begin, static_cast<const Gradient*>(owned.gradients), decay_map_,
+            adamw_update(owned.params, buf_.master + owned.state_begin, buf_.m + owned.state_begin, buf_.v + owned.state_begin, static_cast<const Gradient*>(owned.gradients), buf_.decay_map,
                          owned.begin, owned.count, state, config_.beta1, config_.beta2, config_.eps, config_.weight_decay, compute_);
         });
         buckets_[b].stepped.record(compute_);
@@ -339,21 +366,15 @@ private:
     }
 
     const ParamTable& table_;
+    const FlatLayout& layout_;
+    const Schedule& schedule_;
     const Communicator& comm_;
     const ZeroConfig config_;
     cudaStream_t compute_, communicate_ = nullptr, own_stream_ = nullptr;
-    const FlatLayout layout_;
-    const Schedule schedule_;
+    const ZeroMemory buf_;
     Gradients gradients_;
     std::vector<BucketState> buckets_;
     std::vector<Slot> slots_;
-
-    floatX* params_ = nullptr;             // (total_count), or where they are sharded (shard_count)
-    float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr;  // (state_count_)
-    uint8_t* decay_map_ = nullptr;         // one byte per kParameterAlign elements of the flat buffer
-    double* partials_ = nullptr;           // partial sums of squares, bucket by bucket
-    double* rank_sums_ = nullptr;          // (N, 2) gathered, then this rank's own 2: sum of squares, sum of losses
-    size_t state_count_ = 0, partials_count_ = 0;
 
     OrderEvent numbers_gathered_, order_event_;
     SpanTimer stalls_;

@@ -266,7 +266,7 @@ void check_bytes_sent(Check& check, const Communicator& comm) {
 
 size_t bytes_in(const DeviceMemory& memory, const std::vector<std::string>& categories) {
     size_t bytes = 0;
-    for (const auto& [category, category_bytes] : memory.bytes_by_category()) {
+    for (const auto& [category, category_bytes] : memory.bill().categories) {
         if (std::find(categories.begin(), categories.end(), category) != categories.end()) bytes += category_bytes;
     }
     return bytes;
@@ -324,7 +324,7 @@ void check_buckets_in_flight(Check& check, const Communicator& comm, bool tied, 
         ZeroConfig zero = zero_config(c, config);
         zero.stage = stage;
         const Trainer trainer(comm, config, zero, Recompute::kNone, kB, kT, 0);
-        buffers[stage - 1] = bytes_in(trainer.memory, {"buffers"});
+        buffers[stage - 1] = bytes_in(trainer.memory, {"buffers", "staging"});
         counts.clear();
         for (const Bucket& bucket : trainer.zero.layout().buckets) counts.push_back(bucket.count);
     }
@@ -345,7 +345,7 @@ void check_deep_memory(Check& check, const Communicator& comm, bool tied, int mi
     const size_t whole = bytes_in(Trainer(comm, config, zero, Recompute::kNone, kB, kT, 0).memory, kState);
     zero.stage = 3;
     const auto trainer = make_trainer(check.process, comm, config, zero);
-    const size_t before = trainer->memory.total_bytes(), sharded = bytes_in(trainer->memory, {"parameters", "gradients", "optimizer", "buffers"});
+    const size_t before = trainer->memory.total_bytes(), sharded = bytes_in(trainer->memory, {"parameters", "gradients", "optimizer", "buffers", "staging"});
     HostBatch batch(trainer->tokens_per_step());
     fill_batch(batch.buffers(), micro_steps, config, check.process.rank);
     trainer->queue_step({0, 1e-3, 1.0, 77, 0}, batch.buffers());
