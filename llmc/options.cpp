@@ -85,7 +85,7 @@ const Row kRows[] = {
     {"check-collectives", P, &Options::check_collectives, 0, 0, nullptr, "compare the sequence of collectives over the ranks", "the check is not built; remove the option", Flag},
 
     {"device-memory", Y, &Options::device_memory, 0, 1e18, nullptr, "device memory to use, such as 80GB, 24GiB or bytes; 0 = all there is", nullptr, Memory},
-    {"memory-reserve", Y, &Options::memory_reserve, 0, 1e18, nullptr, "of it, what lies outside the program's own allocations: CUDA context, libraries, NCCL; default 2GB on a GPU, 0 on a CPU", nullptr, Memory},
+    {"memory-reserve", Y, &Options::memory_reserve, 0, 1e18, nullptr, "of it, what lies outside the program's own allocations: CUDA context, libraries, NCCL; default 2GB where a GPU is planned for", nullptr, Memory},
     {"ignore-plan", Y, &Options::ignore_plan, 0, 0, nullptr, "start although the plan of the memory says that the run cannot fit", nullptr, Flag},
     {"allocate-only", Y, &Options::allocate_only, 0, 0, nullptr, "allocate everything a run needs on the device, print the start-up table, and stop", nullptr, Flag},
     {"recompute", Y, &Options::recompute, 0, 0, "none|norm|ffn|block", "activations computed again in backward instead of kept (same bits): norm two norms a layer, ffn also the feed-forward part, block all of a layer but its input"},
