@@ -24,11 +24,19 @@
 #include "llmc/metrics.h"
 // start_report, step_line, flops_per_token, datasheet_flops
 #include "llmc/report.h"
+// params_plan_text: the arithmetic of --plan --params
+#include "llmc/params_plan.h"
+// Plan, make_plan: a run's memory, bytes sent, time and price before it starts, and what would make it fit (network.h, step_time.h)
+#include "llmc/plan.h"
+// plan_request, run_shape: what the options ask of a plan
+#include "llmc/plan_request.h"
+// plan_text, refusal_text, failed_allocation_text
+#include "llmc/plan_report.h"
 // floatX, launch, Float8, reductions: what every kernel stands on
 #include "llmc/device.cuh"
 // DeviceMemory (named allocations with a budget), PinnedArray, read_floats
 #include "llmc/device_memory.cuh"
-// select_device, measure_product_flops
+// select_device, measure_product_flops, measure_link
 #include "llmc/device_setup.cuh"
 // check_started_alike, check_same_files, replica_difference
 #include "llmc/replicas.h"
@@ -76,6 +84,8 @@
 #include "llmc/model.cuh"
 // Trainer: everything on the device, and the recipe of one step
 #include "llmc/trainer.cuh"
+// count_run: the trainer's allocations without a device
+#include "llmc/memory_plan.cuh"
 // evaluate, sample_text, check_replicas
 #include "llmc/evaluate.cuh"
 // load_parameters, hash_parameters: between host tensors and the flat buffer
@@ -83,6 +93,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -117,20 +128,50 @@ static LoaderSettings loader_settings(const RunPlan& plan, const Process& proces
     return settings;
 }
 
-static ZeroConfig zero_config(const Options& options, int micro_steps) {
-    ZeroConfig config;
-    config.stage = options.zero_stage;
-    config.bucket_mb = options.bucket_mb;
-    config.overlap = options.overlap();
-    config.sync_every_micro_step = options.sync_every_micro_step != 0;
-    config.micro_steps = micro_steps;
-    config.lmhead_chunks = options.lmhead_chunks;
-    config.fp32_gradients = options.grad_dtype == "fp32";
+static ZeroConfig zero_config(const Options& options, const RunShape& shape) {
+    ZeroConfig config = zero_config(shape);
     config.beta1 = options.beta1;
     config.beta2 = options.beta2;
     config.eps = options.eps;
     config.weight_decay = options.weight_decay;
     return config;
+}
+
+// --plan
+static void print_plan(Options options, int ranks) {
+    if (options.ranks > 0) ranks = options.ranks;
+    if (options.params > 0) {
+        printf("%s", (options.plan_json ? params_plan_json(options, ranks) : params_plan_text(options, ranks)).c_str());
+        return;
+    }
+    const ModelConfig config = model_config_from_options(options);
+    const BatchPlan batch = plan_batch(options.total_batch, options.micro_batch, options.seq_len, ranks, options.grad_accum);
+    const Plan plan = make_plan(plan_request(options, config, batch, ranks, sizeof(floatX)), count_run);
+    printf("%s", (options.plan_json ? plan_json(plan) : plan_text(plan)).c_str());
+}
+
+// What the plan of this run is asked, with its own device in the place of a usual one.
+static PlanRequest request_of_run(const RunPlan& plan, int ranks) {
+    PlanRequest request = plan_request(plan.options, plan.config, plan.batch, ranks, sizeof(floatX));
+    size_t free_bytes = 0;
+    request.device_text = " (--device-memory)";
+    if (plan.options.device_memory == 0) {
+        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &request.device_bytes));
+        request.device_text = " (all of this device)";
+    }
+    if (kDeviceIsCpu && plan.options.memory_reserve < 0) request.reserve_bytes = 0;  // nothing lies outside our own allocations
+    return request;
+}
+
+// Throws Error with the table of memory and what would help, where this run cannot fit.
+static void check_fit(const RunPlan& plan, int ranks) {
+    const PlanRequest request = request_of_run(plan, ranks);
+    const CasePlan memory = plan_memory(request, count_run);
+    if (!memory.fits) fail("%s", refusal_text(make_plan(request, count_run)).c_str());
+    size_t free_bytes = 0, device_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));
+    CHECK(memory.memory.total_bytes <= free_bytes, "this run needs %s of device memory, and of this device's %s only %s are free: another process holds the rest; end it, or use another device",
+          format_bytes(memory.memory.total_bytes).c_str(), format_bytes(device_bytes).c_str(), format_bytes(free_bytes).c_str());
 }
 
 static int run(int argc, char** argv, const Process& process) {
@@ -143,17 +184,24 @@ static int run(int argc, char** argv, const Process& process) {
         if (process.rank == 0) printf("%s", options_help().c_str());
         return 0;
     }
+    if (options.plan) {
+        run_on_all_ranks(process, [&] {
+            if (process.rank == 0) print_plan(options, process.ranks);
+        });
+        return 0;
+    }
     Device device;
     std::vector<std::unique_ptr<HostBatch>> batches;
     std::unique_ptr<DataLoader> loader;  // after the batches, so that its thread is gone before the memory it fills
     run_on_all_ranks(process, [&] {
         plan.config = model_config_from_options(plan.options);
         plan.batch = plan_batch(options.total_batch, options.micro_batch, options.seq_len, process.ranks);
-        plan.zero = zero_config(options, plan.batch.grad_accum);
+        plan.zero = zero_config(options, run_shape(options, plan.config, plan.batch.grad_accum, process.ranks));
         device = select_device(process);
     });
     const std::vector<std::string> places = gather_texts(process, process.host + ", " + device.bus_id);
     if (!kRanksMayShareDevice) run_on_all_ranks(process, [&] { check_places_differ(places); });
+    if (!options.ignore_plan) run_on_all_ranks(process, [&] { check_fit(plan, process.ranks); });
     run_on_all_ranks(process, [&] {
         std::vector<BatchBuffers> slots;
         for (int slot = 0; slot < 2; ++slot) {
@@ -203,21 +251,38 @@ static int run(int argc, char** argv, const Process& process) {
     const Communicator comm(process);
     double product_flops = 0;
     std::unique_ptr<Trainer> trainer_owner;
+    run_on_all_ranks(process, [&] { product_flops = measure_product_flops(); });
+    const double link_bytes_per_s = measure_link(comm);
     run_on_all_ranks(process, [&] {
-        product_flops = measure_product_flops();
-        trainer_owner = std::make_unique<Trainer>(comm, plan.config, plan.zero, recompute_from_name(options.recompute), options.micro_batch, options.seq_len,
-                                                  static_cast<size_t>(options.device_memory));
+        try {
+            trainer_owner = std::make_unique<Trainer>(comm, plan.config, plan.zero, recompute_from_name(options.recompute), options.micro_batch, options.seq_len,
+                                                      static_cast<size_t>(options.device_memory));
+        } catch (const OutOfDeviceMemory& error) {
+            fail("%s\n%s", error.what(), failed_allocation_text(make_plan(request_of_run(plan, process.ranks), count_run), error.taken).c_str());
+        }
     });
     Trainer& trainer = *trainer_owner;
-    trainer.choose_products(process);
-    trainer.zero.init_params(options.seed, plan.config.num_layers);
-    trainer.zero.start_optimizer();
+    if (!options.allocate_only) {
+        trainer.choose_products(process);
+        trainer.zero.init_params(options.seed, plan.config.num_layers);
+        trainer.zero.start_optimizer();
+    }
     const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d multiprocessors (threads on a CPU)", process.host.c_str(), process.pid,
                                                                         device.name.c_str(), device.multiprocessors));
     for (const std::string& warning : loader->shards().warnings) printf("warning: %s\n", warning.c_str());
     printf("%s", start_report({options, plan.config, plan.batch, plan.steps, ranks, trainer.table, trainer.zero.layout(), trainer.zero.schedule(), *loader, plan.val_loader.get(),
-                               trainer.memory.bill(), product_flops, sizeof(floatX)}).c_str());
+                               trainer.memory.bill(), product_flops, link_bytes_per_s, sizeof(floatX)}).c_str());
     fflush(stdout);
+    if (options.allocate_only) {
+        printf("allocated %s of device memory on this rank, as --allocate-only asks; nothing was computed\n", format_bytes(trainer.memory.total_bytes()).c_str());
+        return 0;
+    }
+    if (metrics) {
+        JsonLine start("event");
+        start.add("step", -1).add("event", "start").add("device", device.name).add("ranks", process.ranks).add("product_flops", product_flops);
+        if (process.ranks > 1) start.add("link_bytes_per_s", link_bytes_per_s);
+        metrics->write(start.add("devices_shared", kDeviceIsCpu));
+    }
 
     // ---- the loop: queue step s, then read what step s-1 gave ----
     const double step_flops = flops_per_token(plan.config, options.seq_len) * plan.batch.tokens_per_step;
@@ -324,5 +389,7 @@ static int run(int argc, char** argv, const Process& process) {
 }
 
 int main(int argc, char** argv) {
-    return run_main(argc, argv, [&](const Process& process) { return run(argc, argv, process); });
+    // Alone, these two want no peers: no MPI, which takes longer to start than they do.
+    const bool alone = std::any_of(argv, argv + argc, [](const char* word) { return strcmp(word, "--plan") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0; });
+    return run_main(argc, argv, [&](const Process& process) { return run(argc, argv, process); }, alone);
 }

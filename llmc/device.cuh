@@ -1,6 +1,6 @@
 // What every kernel stands on: the storage type, launches, shared memory, 8-element vectors, warp and block reductions.
 //
-// Names: floatX, kFloatXType, CUDA_CHECK, device_count, NvtxRange, ceil_div, launch, with_bool, SHARED, dynamic_shared, to_float, from_float,
+// Names: floatX, kFloatXType, kDeviceIsCpu, CUDA_CHECK, device_count, NvtxRange, ceil_div, launch, with_bool, SHARED, dynamic_shared, to_float, from_float,
 //        UNROLL, Float8 (load8, store8, pack_bf16 (GPU), bf16_bits (CPU), store8_stochastic, set8, zero8, first8, one_hot8, fma8, max8, sqrt8,
 //        exp8, sum8, largest8), warp_sum, group_sum, row_lanes, warp_max, block_sum, block_max.
 //
@@ -32,6 +32,13 @@ inline constexpr cudaDataType_t kFloatXType = CUDA_R_32F;
 #else
 using floatX = __nv_bfloat16;
 inline constexpr cudaDataType_t kFloatXType = CUDA_R_16BF;
+#endif
+
+// Whether the device is the processor itself, by way of hostcuda.
+#ifdef __CUDACC__
+inline constexpr bool kDeviceIsCpu = false;
+#else
+inline constexpr bool kDeviceIsCpu = true;
 #endif
 
 // Elements of one vector access. Every row length (C, F, HD, Vp, ...) is a multiple of it, so rows need no ragged tails.

@@ -1,4 +1,4 @@
-// Choosing this rank's device before anything is allocated, and measuring what its matrix products can reach.
+// Choosing this rank's device before anything is allocated, and measuring what its matrix products and its link to the other ranks can reach.
 #pragma once
 
 #include <string>
@@ -63,6 +63,37 @@ inline double measure_product_flops() {
             if (repetition > 0 && ms > 0) best = std::max(best, 2.0 * n * n * n / (ms * 1e-3));
         }
         if (ms > 5) break;
+    }
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(stop));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+    return best;
+}
+
+// Bytes a second that this rank sends in a ring all-gather, the best of three: what --link wants to know. 0 on one rank. Collective.
+// Takes and returns its own memory, so call it before the model takes its.
+inline double measure_link(const Communicator& comm) {
+    if (comm.size() == 1) return 0;
+    // Large enough for the speed to count and not the latency, small enough to cost nothing.
+    const size_t slice_count = (kDeviceIsCpu ? size_t{8} << 20 : size_t{64} << 20) / sizeof(double) / comm.size();
+    DeviceMemory memory;
+    double* const buffer = memory.allocate<double>("other", "the buffer of the link measurement", slice_count * comm.size());
+    cudaStream_t stream;
+    cudaEvent_t start, stop;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    CUDA_CHECK(cudaMemsetAsync(buffer, 0, slice_count * comm.size() * sizeof(double), stream));
+    double best = 0;
+    for (int repetition = 0; repetition < 4; ++repetition) {  // the first one makes connections
+        const unsigned long long before = comm.sent_bytes();
+        CUDA_CHECK(cudaEventRecord(start, stream));
+        comm.all_gather_in_place(buffer, slice_count, stream);
+        CUDA_CHECK(cudaEventRecord(stop, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        float ms = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+        if (repetition > 0 && ms > 0) best = std::max(best, static_cast<double>(comm.sent_bytes() - before) / (ms * 1e-3));
     }
     CUDA_CHECK(cudaEventDestroy(start));
     CUDA_CHECK(cudaEventDestroy(stop));

@@ -3,6 +3,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 
 namespace {
@@ -11,6 +12,22 @@ namespace {
 void print_error(const std::string& text) {
     const std::string line = text + "\n";
     if (write(STDERR_FILENO, line.data(), line.size()) < 0) return;
+}
+
+// Whether a launcher says so: OpenMPI's mpirun, or Slurm and others by way of PMI or PMIx.
+bool started_by_launcher() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
+        if (getenv(name)) return true;
+    }
+    return false;
+}
+
+// Where this process is, but for its rank.
+void fill_place(Process* process) {
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    process->host = host;
+    process->pid = static_cast<int>(getpid());
 }
 
 }  // namespace
@@ -28,20 +45,20 @@ Process start_processes(int* argc, char*** argv) {
     MPI_Comm_rank(local, &process.local_rank);
     MPI_Comm_size(local, &process.local_ranks);
     MPI_Comm_free(&local);
-    char host[256] = "";
-    gethostname(host, sizeof(host) - 1);
-    process.host = host;
-    process.pid = static_cast<int>(getpid());
+    fill_place(&process);
     return process;
 }
 
 void finish_processes() {
     // mpirun may stop forwarding a rank's output once that rank has finalised.
     fflush(stdout);
-    MPI_Finalize();
+    int started = 0;
+    MPI_Initialized(&started);
+    if (started) MPI_Finalize();
 }
 
 std::vector<std::string> gather_texts(const Process& process, const std::string& text) {
+    if (process.ranks == 1) return {text};
     int length = static_cast<int>(text.size());
     std::vector<int> lengths(process.ranks), starts(process.ranks, 0);
     MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, MPI_COMM_WORLD);
@@ -67,7 +84,8 @@ void check_places_differ(const std::vector<std::string>& places) {
     }
 }
 
-void broadcast_bytes(const Process&, std::vector<unsigned char>* bytes) {
+void broadcast_bytes(const Process& process, std::vector<unsigned char>* bytes) {
+    if (process.ranks == 1) return;
     unsigned long long count = bytes->size();
     MPI_Bcast(&count, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);
     bytes->resize(count);
@@ -103,10 +121,14 @@ void run_on_all_ranks(const Process& process, const std::function<void()>& body)
     throw AgreedError(message, reports[first][0]);
 }
 
-int run_main(int argc, char** argv, const std::function<int(const Process&)>& body) {
+int run_main(int argc, char** argv, const std::function<int(const Process&)>& body, bool alone) {
     Process process;
     try {
-        process = start_processes(&argc, &argv);
+        if (alone && !started_by_launcher()) {
+            fill_place(&process);
+        } else {
+            process = start_processes(&argc, &argv);
+        }
         const int status = body(process);
         finish_processes();
         return status;

@@ -42,5 +42,6 @@ void check_places_differ(const std::vector<std::string>& places);
 // Collective: rank 0's bytes on every rank.
 void broadcast_bytes(const Process& process, std::vector<unsigned char>* bytes);
 
-// Runs the body of main(): turns exceptions into messages and exit statuses as described above.
-int run_main(int argc, char** argv, const std::function<int(const Process&)>& body);
+// Runs the body of main(): turns exceptions into messages and exit statuses as described above. `alone`: where no launcher started this process it is rank 0 of 1 without MPI;
+// such a body may use what is declared here, and no communicator.
+int run_main(int argc, char** argv, const std::function<int(const Process&)>& body, bool alone = false);

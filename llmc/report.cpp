@@ -71,7 +71,8 @@ std::string start_report(const StartInfo& info) {
     table.title("ranks");
     for (size_t rank = 0; rank < info.ranks.size(); ++rank) table.row("rank " + std::to_string(rank), "%s", info.ranks[rank].c_str());
     const char* algorithm = getenv("NCCL_ALGO");
-    table.row("collectives", "NCCL_ALGO=%s, %s", algorithm ? algorithm : "unset", options.overlap() ? "beside the computation" : "between computations");
+    const std::string speed = info.link_bytes_per_s > 0 ? format(", %.3g GB/s measured on this rank", info.link_bytes_per_s / 1e9) : "";
+    table.row("collectives", "NCCL_ALGO=%s, %s%s", algorithm ? algorithm : "unset", options.overlap() ? "beside the computation" : "between computations", speed.c_str());
 
     table.title("model");
     table.row("shape", "%s: %d layers, %d channels, %d heads, %d KV heads, head_dim %d, ffn %d, vocabulary %d (padded %d)%s%s%s", c.name.c_str(), c.num_layers, c.channels, c.num_heads,

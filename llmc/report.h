@@ -35,6 +35,7 @@ struct StartInfo {
     const ValLoader* val;                   // nullptr = no evaluation
     const MemoryBill& memory;               // on this rank's device
     double product_flops;                   // measured, FLOP/s
+    double link_bytes_per_s;                // measured; 0 on one rank
     size_t element_bytes;                   // of a parameter
 };
 

@@ -6,11 +6,14 @@
 // 3. Stage 3 holds one rank's share and two units, in a deep model on 4 ranks.
 //    Stage 2 holds two buckets of gradients in flight, and those of embedding and head.
 // 4. Recompute and chunks of the head save exactly what they say; --device-memory is a limit to the byte; the device knows of no memory that the table lacks.
+// 5. The plan of a run, made without a device, is the run's memory to the byte: every preset, stage and level of recomputation.
 //
 // Prints `N passed, N failed`.
 #include <atomic>
 
 #include "dev/test/zero_testing.cuh"
+#include "llmc/memory_plan.cuh"
+#include "llmc/plan_request.h"
 
 namespace {
 std::atomic<unsigned long long> mpi_bytes{0}, mpi_messages{0};
@@ -436,16 +439,23 @@ size_t free_device_bytes() {
     return free_bytes;
 }
 
-// The table of memory against the device's own figure, where that is exact and this rank's alone: hostcuda's is, a GPU gives memory out in large pieces.
-void check_device_account(Check& check, const Communicator& comm, int stage) {
-    constexpr size_t kMostAllocations = 128, kFinePiece = 4096;
-    const size_t before_probe = free_device_bytes();
+// The pieces that the device gives memory out in; 0 where they are too large to compare anything with.
+size_t piece_of_device() {
+    constexpr size_t kFinePiece = 4096;
+    const size_t before = free_device_bytes();
     void* probe = nullptr;
     CUDA_CHECK(cudaMalloc(&probe, 1));
-    const size_t piece = before_probe - free_device_bytes();
+    const size_t piece = before - free_device_bytes();
     CUDA_CHECK(cudaFree(probe));
-    if (piece < 1 || piece > kFinePiece) {
-        if (check.process.rank == 0) printf("skip   this device counts memory in pieces of %zu bytes: too coarse to compare with the table\n", piece);
+    return piece >= 1 && piece <= kFinePiece ? piece : 0;
+}
+
+// The table of memory against the device's own figure, where that is exact and this rank's alone: hostcuda's is, a GPU gives memory out in large pieces.
+void check_device_account(Check& check, const Communicator& comm, int stage) {
+    constexpr size_t kMostAllocations = 128;
+    const size_t piece = piece_of_device();
+    if (piece == 0) {
+        if (check.process.rank == 0) printf("skip   this device counts memory in pieces that are too coarse to compare with the table\n");
         return;
     }
     ZeroConfig zero;
@@ -463,9 +473,47 @@ void check_device_account(Check& check, const Communicator& comm, int stage) {
                  format("stage %d: after a step the device has given out %zu bytes, the table has %zu, rounding is at most %zu", stage, taken, table, kMostAllocations * piece));
 }
 
+// ---- 5. planned against allocated -------------------------------------------------------------------------------------------------
+
+std::string categories_text(const MemoryBill& bill) {
+    std::string text;
+    for (const auto& [category, bytes] : bill.categories) text += format("%s %zu, ", category.c_str(), bytes);
+    return text + format("together %zu", bill.total_bytes);
+}
+
+// As the trainer starts that preset, with `micro_steps` a step. The device gives memory out in pieces of `piece` bytes.
+void check_plan(Check& check, const Communicator& comm, const std::string& preset, int stage, const std::string& recompute, int micro_steps, size_t piece) {
+    const std::string stage_text = std::to_string(stage);
+    const char* words[] = {"train_gpt", "--preset", preset.c_str(), "--zero-stage", stage_text.c_str(), "--recompute", recompute.c_str(), stage == 1 ? "--bucket-mb=0" : "--bucket-mb=25",
+                           "--grad-dtype", stage == 2 ? "fp32" : "bf16"};
+    Options options = parse_options(static_cast<int>(std::size(words)), words);
+    const RunShape shape = run_shape(options, model_config_from_options(options), micro_steps, comm.size());
+    PlanRequest request;
+    request.shape = shape;
+    const MemoryBill planned = plan_memory(request, count_run).memory;
+    const size_t before = free_device_bytes();
+    const Trainer trainer(comm, shape.config, zero_config(shape), recompute_from_name(recompute), shape.micro_batch, shape.seq_len, 0);
+    const size_t given_out = before - free_device_bytes(), most_rounding = piece * (20 * static_cast<size_t>(shape.config.num_layers) + 64);
+    const MemoryBill& taken = trainer.memory.bill();
+    const bool device_agrees = piece == 0 || (given_out >= planned.total_bytes && given_out <= planned.total_bytes + most_rounding);
+    check.expect(planned.categories == taken.categories && planned.total_bytes == taken.total_bytes && device_agrees,
+                 format("%s, stage %d, recompute %s, %d micro-step(s): planned %s; allocated %s; the device gave out %zu", preset.c_str(), stage, recompute.c_str(), micro_steps,
+                        categories_text(planned).c_str(), categories_text(taken).c_str(), given_out));
+}
+
+void check_plans(Check& check, const Communicator& comm) {
+    const size_t piece = piece_of_device();
+    for (const std::string& preset : preset_names()) {
+        for (const int stage : {0, 1, 2, 3}) {
+            for (const char* recompute : {"none", "norm", "ffn", "block"}) check_plan(check, comm, preset, stage, recompute, 1 + stage % 2, piece);
+        }
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+    setenv("HOSTCUDA_MEMORY", "4000GB", 0);  // a CPU backs only what is touched, and nothing of the large presets is
     return run_main(argc, argv, [&](const Process& process) {
         select_device(process);
         const Communicator comm(process);
@@ -491,6 +539,7 @@ int main(int argc, char** argv) {
         for (const bool tied : {false, true}) check_levers(check, comm, tied);
         for (const int stage : {1, 3}) check_limit(check, comm, stage);
         for (const int stage : {0, 1, 2, 3}) check_device_account(check, comm, stage);
+        check_plans(check, comm);
         if (process.rank == 0) printf("%d passed, %d failed\n", check.passed, check.failed);
         return check.failed ? 1 : 0;
     });

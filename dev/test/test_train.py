@@ -287,9 +287,9 @@ REFUSED_OPTIONS = [
     (["--check-collectives"], 2, ["--check-collectives"]),
     (["--config", "/nowhere/options.toml"], 2, ["/nowhere/options.toml"]),
     (["--from-config", "/nowhere/config.json"], 1, ["/nowhere/config.json"]),
-    (["--device-memory", "1MB"], 1, ["device memory", "--device-memory"]),
+    (["--device-memory", "1MB"], 1, ["does not fit 1.00 MB of device memory", "--device-memory", "More ranks do not help", "--ignore-plan"]),
     (["--total-batch", str(64 * 2 * 10 ** 5)], 1, ["windows"]),
-    (["--total-batch", str(64 * 2 * 10 ** 9)], 1, ["host memory", "--total-batch"]),
+    (["--total-batch", str(64 * 2 * 10 ** 9)], 1, ["does not fit", "device memory", "other"]),
 ]
 # One rank alone takes the same way; it is tried where its number matters, and once where each kind of refusal comes from.
 ALSO_ALONE = [case for case in REFUSED_OPTIONS if case[0][0] in ("--train-data", "--total-batch", "--lr", "--from-config", "--device-memory")]
@@ -303,7 +303,7 @@ def test_refused_options(train, ranks, options, status, words):
     for word in words:
         assert word in run.output, run.output
     assert run.output.count("error") <= 3, run.output  # one message, not one a rank
-    assert not list(run.out.glob("*.jsonl")) or "--device-memory" in options
+    assert not list(run.out.glob("*.jsonl"))
 
 
 def bad_shard(name: str, path: Path) -> list[str]:
