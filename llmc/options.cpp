@@ -214,7 +214,7 @@ struct Unit { const char* name; double factor; };
 constexpr Unit kByteUnits[] = {{"", 1}, {"B", 1}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
 constexpr Unit kCountUnits[] = {{"", 1}, {"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"B", 1e9}, {"T", 1e12}};
 
-// A number of bytes or of things with one of these units, within the row's range.
+// A whole number of bytes or of things with one of these units, within the row's range.
 template <size_t N>
 double read_with_unit(const Row& row, const Unit (&units)[N], const std::string& text, const char* name, const char* must_be) {
     double number;
@@ -228,7 +228,7 @@ double read_with_unit(const Row& row, const Unit (&units)[N], const std::string&
     if (value < row.least) usage("%s is `%s`, which is too small: the least is %g; it must be %s", name, text.c_str(), row.least, must_be);
     // Nobody means a device of 80 bytes.
     if (row.kind == Memory && word.empty() && value > 0 && value < 4096) usage("%s is `%s`, which is %.15g bytes: a unit is missing, such as in %sGB", name, text.c_str(), value, text.c_str());
-    return value;
+    return std::round(value);
 }
 
 std::string range_text(const Row& row) {
@@ -244,7 +244,7 @@ void set_value(Options& options, const Row& row, const std::string& text, const 
         options.*std::get<long long Options::*>(row.target) =
             static_cast<long long>(read_with_unit(row, kByteUnits, text, name, "bytes or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 80GB"));
     } else if (row.kind == Count) {
-        options.*std::get<double Options::*>(row.target) = std::round(read_with_unit(row, kCountUnits, text, name, "a number, or one with k, M, B or T, such as 502.2M, 70B or 1.3e9"));
+        options.*std::get<double Options::*>(row.target) = read_with_unit(row, kCountUnits, text, name, "a number, or one with k, M, B or T, such as 502.2M, 70B or 1.3e9");
     } else if (row.kind == Flag) {
         const bool yes = in_list("true|1|yes|on", text), no = in_list("false|0|no|off", text);
         if (!yes && !no) usage("%s is `%s`; it is a switch: true or false", name, text.c_str());

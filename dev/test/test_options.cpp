@@ -172,7 +172,7 @@ TEST(Plan, EveryOptionReachesItsField) {
     EXPECT_EQ(parse({"--memory-reserve", "0"}).memory_reserve, 0);
     const struct { const char* text; double parameters; } counts[] = {
         {"502.2M", 502200000.0}, {"70B", 7e10}, {"1.3e9", 1.3e9}, {"1", 1.0}, {"12k", 12000.0}, {"12K", 12000.0}, {"1.5 T", 1.5e12}, {"1234567", 1234567.0}, {"+2e3M", 2e9}, {"1e15", 1e15},
-        {"4.35M", 4350000.0}};  // 4.35 x 1e6 is 4349999.9999999991
+        {"2.01M", 2010000.0}};  // 2.01 x 1e6 is 2009999.9999999998
     for (const auto& count : counts) EXPECT_EQ(parse({"--plan", "--params", count.text}).params, count.parameters) << count.text;
     std::map<std::string, std::string> shown;
     for (const OptionRow& row : option_rows(parse({"--plan", "--params", "502.2M"}))) shown[row.name] = row.value;
@@ -239,6 +239,7 @@ TEST(Plan, SizesThatNobodyMeans) {
     EXPECT_EQ(parse({"--device-memory", "4096"}).device_memory, 4096);
     EXPECT_EQ(parse({"--device-memory", "80 B"}).device_memory, 80);
     EXPECT_EQ(parse({"--device-memory", "8e10"}).device_memory, 80000000000ll);
+    EXPECT_EQ(parse({"--device-memory", "2.01MB"}).device_memory, 2010000);
     EXPECT_EQ(parse({"--device-memory", "1000000TB"}).device_memory, 1000000000000000000ll);
 }
 
