@@ -8,6 +8,7 @@
 
 #include "llmc/error.h"
 #include "llmc/network.h"
+#include "llmc/text_table.h"
 
 namespace {
 
@@ -85,39 +86,6 @@ std::string count_text(double count) {
 
 std::string gigabytes(double bytes) { return decimal(bytes / 1e9, 2); }
 
-// A label and one cell a stage; a row without cells is the heading of those below.
-class StageTable {
-public:
-    void heading(const std::string& text) { rows_.push_back({text, {}}); }
-    template <typename Cell>
-    void row(const std::string& label, const std::vector<StagePlan>& stages, Cell cell) {
-        rows_.push_back({label, {}});
-        for (const StagePlan& stage : stages) rows_.back().second.push_back(cell(stage));
-    }
-    // Cells are aligned on the right.
-    std::string text() const {
-        size_t label = 0;
-        std::vector<size_t> widths;
-        for (const auto& [name, cells] : rows_) {
-            if (cells.empty()) continue;
-            label = std::max(label, name.size());
-            widths.resize(cells.size());
-            for (size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], cells[i].size());
-        }
-        std::string all;
-        for (const auto& [name, cells] : rows_) {
-            std::string line = name;
-            if (!cells.empty()) line.resize(label, ' ');
-            for (size_t i = 0; i < cells.size(); ++i) line += std::string(2 + widths[i] - cells[i].size(), ' ') + cells[i];
-            all += line + "\n";
-        }
-        return all;
-    }
-
-private:
-    std::vector<std::pair<std::string, std::vector<std::string>>> rows_;
-};
-
 }  // namespace
 
 std::string params_plan_text(const Options& options, int ranks) {
@@ -125,7 +93,7 @@ std::string params_plan_text(const Options& options, int ranks) {
     const ParamsPlan plan = make_plan(options, ranks);
     const std::vector<StagePlan>& stages = plan.stages;
     const std::string step = format("%.6g s", plan.step_seconds);
-    StageTable table;
+    TextTable table;  // one cell a stage
     table.row("", stages, [](const StagePlan& s) { return format("stage %d%s", s.stage, s.every_micro_step ? " *" : ""); });
     table.row("sharded over the ranks", stages, [&](const StagePlan& s) { return std::string(kSharded[s.stage]); });
     table.heading("parameters, gradients and optimizer state of a rank");
