@@ -151,8 +151,10 @@ static void print_plan(Options options, int ranks) {
 }
 
 // What the plan of this run is asked, with its own device in the place of a usual one.
-static PlanRequest request_of_run(const RunPlan& plan, int ranks) {
+static PlanRequest request_of_run(const RunPlan& plan, const Device& device, int ranks) {
     PlanRequest request = plan_request(plan.options, plan.config, plan.batch, ranks, sizeof(floatX));
+    request.speed_known = datasheet_flops(device.name) > 0;
+    if (request.speed_known) request.flops_per_s = datasheet_flops(device.name) * plan.options.mfu;
     size_t free_bytes = 0;
     request.device_text = " (--device-memory)";
     if (plan.options.device_memory == 0) {
@@ -164,8 +166,8 @@ static PlanRequest request_of_run(const RunPlan& plan, int ranks) {
 }
 
 // Throws Error with the table of memory and what would help, where this run cannot fit.
-static void check_fit(const RunPlan& plan, int ranks) {
-    const PlanRequest request = request_of_run(plan, ranks);
+static void check_fit(const RunPlan& plan, const Device& device, int ranks) {
+    const PlanRequest request = request_of_run(plan, device, ranks);
     const CasePlan memory = plan_memory(request, count_run);
     if (!memory.fits) fail("%s", refusal_text(make_plan(request, count_run)).c_str());
     size_t free_bytes = 0, device_bytes = 0;
@@ -201,7 +203,7 @@ static int run(int argc, char** argv, const Process& process) {
     });
     const std::vector<std::string> places = gather_texts(process, process.host + ", " + device.bus_id);
     if (!kRanksMayShareDevice) run_on_all_ranks(process, [&] { check_places_differ(places); });
-    if (!options.ignore_plan) run_on_all_ranks(process, [&] { check_fit(plan, process.ranks); });
+    if (!options.ignore_plan) run_on_all_ranks(process, [&] { check_fit(plan, device, process.ranks); });
     run_on_all_ranks(process, [&] {
         std::vector<BatchBuffers> slots;
         for (int slot = 0; slot < 2; ++slot) {
@@ -258,7 +260,7 @@ static int run(int argc, char** argv, const Process& process) {
             trainer_owner = std::make_unique<Trainer>(comm, plan.config, plan.zero, recompute_from_name(options.recompute), options.micro_batch, options.seq_len,
                                                       static_cast<size_t>(options.device_memory));
         } catch (const OutOfDeviceMemory& error) {
-            fail("%s\n%s", error.what(), failed_allocation_text(make_plan(request_of_run(plan, process.ranks), count_run), error.taken).c_str());
+            fail("%s\n%s", error.what(), failed_allocation_text(make_plan(request_of_run(plan, device, process.ranks), count_run), error.taken).c_str());
         }
     });
     Trainer& trainer = *trainer_owner;

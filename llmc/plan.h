@@ -49,6 +49,7 @@ struct PlanRequest {
     int ranks_per_node = 8;
     double flops_per_s = 0;          // that a rank's computation reaches
     std::string flops_text;          // where that comes from
+    bool speed_known = true;         // false: speeds are good to compare settings with and no more
     long long steps = 0;             // of the run; 0 = not known
     double price = 0;                // of a device-hour; 0 = not given
     int keep = 3;                    // checkpoints

@@ -11,7 +11,23 @@
 
 namespace {
 
-std::string gigabytes(double bytes) { return bytes > 0 && bytes < 5e6 ? format("%.2g", bytes / 1e9) : format("%.2f", bytes / 1e9); }
+// What the bytes of a plan are shown in: GB, or for a small model MB.
+struct ByteUnit {
+    const char* name;
+    double bytes;
+    // Two decimals, or of what is too small for them two digits.
+    std::string of(double value) const {
+        const double amount = value / bytes;
+        return format(amount != 0 && std::fabs(amount) < 0.005 ? "%.2g" : "%.2f", amount);
+    }
+};
+
+ByteUnit unit_of(const Plan& plan) {
+    constexpr ByteUnit kGb = {"GB", 1e9}, kMb = {"MB", 1e6};
+    size_t most = 0;
+    for (const CasePlan& c : plan.stages) most = std::max(most, c.memory.total_bytes);
+    return most < 1'000'000'000 ? kMb : kGb;
+}
 
 // As many decimals as tell something.
 std::string milliseconds(double seconds) {
@@ -46,32 +62,41 @@ void add_stage_heading(TextTable& table, const Plan& plan, const std::string& la
 
 void add_memory_rows(TextTable& table, const Plan& plan) {
     const PlanRequest& request = plan.request;
+    const ByteUnit unit = unit_of(plan);
     std::vector<const MemoryBill*> bills;
     for (const CasePlan& c : plan.stages) bills.push_back(&c.memory);
     for (const std::string& category : categories_of(bills)) {
-        table.row("  " + category, plan.stages, [&](const CasePlan& c) { return gigabytes(c.memory.bytes_of(category)); });
+        table.row("  " + category, plan.stages, [&](const CasePlan& c) { return unit.of(c.memory.bytes_of(category)); });
     }
-    table.row("  allocated", plan.stages, [&](const CasePlan& c) { return gigabytes(c.memory.total_bytes); });
-    table.row("  reserve", plan.stages, [&](const CasePlan&) { return gigabytes(request.reserve_bytes); });
-    table.row(format("  left of %s GB", gigabytes(request.device_bytes).c_str()), plan.stages,
-              [&](const CasePlan& c) { return format("%.2f", (static_cast<double>(request.device_bytes) - request.reserve_bytes - c.memory.total_bytes) / 1e9); });
+    table.row("  allocated", plan.stages, [&](const CasePlan& c) { return unit.of(c.memory.total_bytes); });
+    table.row("  reserve", plan.stages, [&](const CasePlan&) { return unit.of(request.reserve_bytes); });
+    table.row("  left of " + format_bytes(request.device_bytes), plan.stages,
+              [&](const CasePlan& c) { return unit.of(static_cast<double>(request.device_bytes) - request.reserve_bytes - c.memory.total_bytes); });
     table.row("  fits", plan.stages, [&](const CasePlan& c) { return std::string(c.fits ? "yes" : "NO"); });
 }
 
 std::string memory_text(const Plan& plan) {
     TextTable table;
-    add_stage_heading(table, plan, "memory of a rank, GB");
+    add_stage_heading(table, plan, format("memory of a rank, %s", unit_of(plan).name));
     add_memory_rows(table, plan);
     return table.text();
 }
 
 // What a change costs, beside the run that was asked for, whether that fits or not.
-std::vector<std::string> price_of(const Plan& plan, const CasePlan& changed) {
+void add_price_row(TextTable& table, const Plan& plan, const std::string& label, const CasePlan& changed) {
     const double before = plan.asked().tokens_per_s() / plan.asked().shape.ranks, after = changed.tokens_per_s() / changed.shape.ranks, change = 100 * (after / before - 1);
-    return {gigabytes(changed.memory.total_bytes), gigabytes(changed.sent_bytes), format_count(changed.tokens_per_s()), std::fabs(change) < 0.05 ? "the same" : format("%+.1f %%", change)};
+    const ByteUnit unit = unit_of(plan);
+    std::vector<std::string> cells = {unit.of(changed.memory.total_bytes), unit.of(changed.sent_bytes), std::fabs(change) < 0.05 ? "the same" : format("%+.1f %%", change)};
+    if (plan.request.speed_known) cells.push_back(format_count(changed.tokens_per_s()));
+    table.row("  " + label, cells);
 }
 
-void add_price_heading(TextTable& table, const std::string& label) { table.row(label, {"GB of a rank", "GB sent", "tokens/s", "a rank's rate"}); }
+void add_price_heading(TextTable& table, const Plan& plan, const std::string& label) {
+    const char* unit = unit_of(plan).name;
+    std::vector<std::string> cells = {format("%s of a rank", unit), format("%s sent", unit), "a rank's speed"};
+    if (plan.request.speed_known) cells.push_back("tokens/s");
+    table.row(label, cells);
+}
 
 // What is recommended, and what else would make it fit.
 std::string advice_text(const Plan& plan) {
@@ -79,19 +104,19 @@ std::string advice_text(const Plan& plan) {
     TextTable table;
     if (plan.asked().fits) {
         if (plan.recommended == asked.stage) return format("recommended: --zero-stage %d, as it is\n", asked.stage);
-        add_price_heading(table, format("recommended: --zero-stage %d in place of %d", plan.recommended, asked.stage));
-        table.row(format("  stage %d", asked.stage), price_of(plan, plan.asked()));
-        table.row(format("  stage %d", plan.recommended), price_of(plan, plan.stages[plan.recommended]));
+        add_price_heading(table, plan, format("recommended: --zero-stage %d in place of %d", plan.recommended, asked.stage));
+        add_price_row(table, plan, format("stage %d", asked.stage), plan.asked());
+        add_price_row(table, plan, format("stage %d", plan.recommended), plan.stages[plan.recommended]);
         return table.text();
     }
-    std::string text = format("stage %d does not fit: %s GB and %s GB of reserve are more than %s GB.\n", asked.stage, gigabytes(plan.asked().memory.total_bytes).c_str(),
-                              gigabytes(plan.request.reserve_bytes).c_str(), gigabytes(plan.request.device_bytes).c_str());
+    std::string text = format("stage %d does not fit: %s and %s of reserve are more than %s.\n", asked.stage, format_bytes(plan.asked().memory.total_bytes).c_str(),
+                              format_bytes(plan.request.reserve_bytes).c_str(), format_bytes(plan.request.device_bytes).c_str());
     // Cheapest: most tokens a second from each rank that is paid for.
     const Advice* best = nullptr;
-    add_price_heading(table, "what makes it fit, and its price");
-    table.row("  (as asked)", price_of(plan, plan.asked()));
+    add_price_heading(table, plan, "what makes it fit, and its price");
+    add_price_row(table, plan, "(as asked)", plan.asked());
     for (const Advice& advice : plan.advice) {
-        table.row("  " + advice.options, price_of(plan, advice.result));
+        add_price_row(table, plan, advice.options, advice.result);
         const auto rate = [](const Advice& a) { return a.result.tokens_per_s() / a.result.shape.ranks; };
         const bool same_ranks = advice.result.shape.ranks == asked.ranks;
         if (!best || (same_ranks && best->result.shape.ranks != asked.ranks) || (same_ranks && rate(advice) > 1.001 * rate(*best))) best = &advice;
@@ -104,9 +129,10 @@ std::string advice_text(const Plan& plan) {
 
 std::string time_text(const Plan& plan) {
     const PlanRequest& request = plan.request;
+    const ByteUnit unit = unit_of(plan);
     TextTable table;
     add_stage_heading(table, plan, "sent by each rank in a step");
-    table.row("  GB", plan.stages, [](const CasePlan& c) { return gigabytes(c.sent_bytes); });
+    table.row(format("  %s", unit.name), plan.stages, [&](const CasePlan& c) { return unit.of(c.sent_bytes); });
     for (const Link& link : request.links) {
         table.row(format("  at least, over %s at %.6g GB/s, ms", link.name.c_str(), link.bytes_per_s / 1e9), plan.stages, [&](const CasePlan& c) { return milliseconds(c.sent_bytes / link.bytes_per_s); });
     }
@@ -127,13 +153,14 @@ std::string network_text(const PlanRequest& request) {
 
 std::string scaling_text(const Plan& plan) {
     TextTable table;
-    std::vector<std::string> headings = {"GB of a rank"};
+    const ByteUnit unit = unit_of(plan);
+    std::vector<std::string> headings = {format("%s of a rank", unit.name)};
     for (size_t i = 0; i < plan.scaling[0].times.size(); ++i) headings.push_back(format("%s, ms", algorithm_name(static_cast<CollectiveAlgorithm>(i))));
     headings.insert(headings.end(), {"tokens/s", "of linear"});
     table.row("  ranks", headings);
     const double alone = plan.scaling[0].plan.tokens_per_s() / plan.scaling[0].ranks;
     for (const ScalingRow& row : plan.scaling) {
-        std::vector<std::string> cells = {gigabytes(row.plan.memory.total_bytes) + (row.plan.fits ? "" : " (too much)")};
+        std::vector<std::string> cells = {unit.of(row.plan.memory.total_bytes) + (row.plan.fits ? "" : " (too much)")};
         for (const StepTime& time : row.times) cells.push_back(milliseconds(time.seconds));
         cells.push_back(format_count(row.plan.tokens_per_s()));
         cells.push_back(format("%.1f %%", 100 * row.plan.tokens_per_s() / row.ranks / alone));
@@ -157,8 +184,9 @@ std::string disk_text(const Plan& plan) {
     const PlanRequest& request = plan.request;
     const double together = plan.checkpoint_bytes * (request.keep + 1.0);
     const bool enough = together <= static_cast<double>(request.free_disk_bytes);
-    return format("disk: %s GB a checkpoint (weights, fp32 master weights, two moments), %s GB with --keep %d while the next one is written; %s GB are free in %s%s\n", gigabytes(plan.checkpoint_bytes).c_str(),
-                  gigabytes(together).c_str(), request.keep, gigabytes(request.free_disk_bytes).c_str(), request.folder.c_str(), enough ? "" : ": NOT ENOUGH");
+    return format("disk: %s a checkpoint (weights, fp32 master weights, two moments), %s with --keep %d while the next one is written; %s are free in %s%s\n",
+                  format_bytes(plan.checkpoint_bytes).c_str(), format_bytes(together).c_str(), request.keep, format_bytes(request.free_disk_bytes).c_str(), request.folder.c_str(),
+                  enough ? "" : ": NOT ENOUGH");
 }
 
 constexpr const char* kFormulas =
@@ -176,7 +204,7 @@ std::string plan_text(const Plan& plan) {
     const RunShape& shape = request.shape;
     std::string text = format("plan of %s: %s parameters in %s; %s\n", shape.config.name.c_str(), format_count(plan.table.parameter_count()).c_str(), request.element_bytes == 2 ? "bf16" : "fp32",
                               shape_text(shape).c_str());
-    text += format("device memory %s GB%s; computation at %.4g TFLOP/s (%s); GB = 10^9 bytes, * = asked for\n\n", gigabytes(request.device_bytes).c_str(), request.device_text.c_str(),
+    text += format("device memory %s%s; computation at %.4g TFLOP/s (%s); GB = 10^9 bytes, * = asked for\n\n", format_bytes(request.device_bytes).c_str(), request.device_text.c_str(),
                    request.flops_per_s / 1e12, request.flops_text.c_str());
     text += memory_text(plan) + time_text(plan) + "\n" + advice_text(plan) + "\n" + scaling_text(plan) + "\n" + run_text(plan) + disk_text(plan) + "\n" + kFormulas;
     return text;
@@ -231,9 +259,10 @@ std::string refusal_text(const Plan& plan) {
 
 std::string failed_allocation_text(const Plan& plan, const MemoryBill& taken) {
     const MemoryBill& planned = plan.asked().memory;
+    const ByteUnit unit = unit_of(plan);
     TextTable table;
-    table.row("memory of a rank, GB", {"planned", "taken when it failed"});
-    for (const std::string& category : categories_of({&planned, &taken})) table.row("  " + category, {gigabytes(planned.bytes_of(category)), gigabytes(taken.bytes_of(category))});
-    table.row("  together", {gigabytes(planned.total_bytes), gigabytes(taken.total_bytes)});
+    table.row(format("memory of a rank, %s", unit.name), {"planned", "taken when it failed"});
+    for (const std::string& category : categories_of({&planned, &taken})) table.row("  " + category, {unit.of(planned.bytes_of(category)), unit.of(taken.bytes_of(category))});
+    table.row("  allocated", {unit.of(planned.total_bytes), unit.of(taken.total_bytes)});
     return table.text() + (plan.asked().fits ? "the plan says that it fits: somebody else has memory of this device (on a GPU nvidia-smi names the processes)\n" : advice_text(plan));
 }
