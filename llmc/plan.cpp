@@ -164,7 +164,8 @@ public:
     // Of each stage and level of recomputation the least change that fits; of these the fastest.
     bool fastest_combination(const RunShape& asked, CasePlan* best) const {
         bool found = false;
-        for (int stage = 0; stage <= 3; ++stage) {
+        for (int turn = 0; turn <= 3; ++turn) {
+            const int stage = (asked.stage + turn) % 4;  // the stage asked for first: it stays where another is no faster
             for (size_t level = recompute_level(asked.recompute); level < kRecompute.size(); ++level) {
                 RunShape shape = asked;
                 shape.stage = stage;
