@@ -101,21 +101,22 @@ std::string params_plan_text(const Options& options, int ranks) {
     table.row("  memory, GB", stages, [](const StagePlan& s) { return gigabytes(s.memory_bytes); });
     table.heading("largest model, in parameters, with 30 % of a device kept for activations and all else");
     for (size_t i = 0; i < plan.device_bytes.size(); ++i)
-        table.row(format("  on %.4g GB", plan.device_bytes[i] / 1e9), stages, [&](const StagePlan& s) { return count_text(s.largest_parameters[i]); });
+        table.row(format("  on %.4g GB", plan.device_bytes[i] / 1e9), stages, [i](const StagePlan& s) { return count_text(s.largest_parameters[i]); });
     table.heading("communication of a rank in a step, and the least time it takes if all of it goes over one link");
     table.row("  sent, GB", stages, [](const StagePlan& s) { return gigabytes(s.sent_bytes); });
     for (size_t i = 0; i < plan.links.size(); ++i) {
         const Link& link = plan.links[i];
-        table.row(format("  %s at %.6g GB/s, ms", link.name.c_str(), link.bytes_per_s / 1e9), stages, [&](const StagePlan& s) { return decimal(s.seconds[i] * 1e3, 1); });
-        if (plan.step_seconds > 0)
-            table.row(format("  %s, %% of a step of %s", link.name.c_str(), step.c_str()), stages, [&](const StagePlan& s) { return decimal(100 * s.seconds[i] / plan.step_seconds, 2); });
+        table.row(format("  %s at %.6g GB/s, ms", link.name.c_str(), link.bytes_per_s / 1e9), stages, [i](const StagePlan& s) { return decimal(s.seconds[i] * 1e3, 1); });
+        if (plan.step_seconds == 0) continue;
+        table.row(format("  %s, %% of a step of %s", link.name.c_str(), step.c_str()), stages, [&](const StagePlan& s) { return decimal(100 * s.seconds[i] / plan.step_seconds, 2); });
     }
 
-    std::string text = format("plan for %s parameters on %d rank%s, %d micro-step%s a step (GB = 10^9 bytes)\n\n", count_text(plan.parameters).c_str(), plan.ranks, plan.ranks == 1 ? "" : "s",
-                              plan.micro_steps, plan.micro_steps == 1 ? "" : "s");
+    std::string text = format("plan for %s parameters on %d rank%s, %d micro-step%s a step (GB = 10^9 bytes)\n\n", count_text(plan.parameters).c_str(), plan.ranks,
+                              plan.ranks == 1 ? "" : "s", plan.micro_steps, plan.micro_steps == 1 ? "" : "s");
     text += table.text();
     text += "* gradients synchronised after every micro-step, not only after the last (--sync-every-micro-step)\n\n";
-    text += format("disk: %s GB a checkpoint, %s GB with --keep %d while the next one is written\n", gigabytes(plan.checkpoint_bytes).c_str(), gigabytes(plan.disk_bytes).c_str(), plan.keep);
+    text += format("disk: %s GB a checkpoint, %s GB with --keep %d while the next one is written\n", gigabytes(plan.checkpoint_bytes).c_str(),
+                   gigabytes(plan.disk_bytes).c_str(), plan.keep);
     if (std::isnan(plan.hours)) {
         text += format("run:  hours %sneed --steps and --step-seconds\n", plan.price > 0 ? "and cost " : "");
     } else {

@@ -127,8 +127,9 @@ TEST(ParamsPlan, JsonHoldsTheNumbers) {
     const struct { const char* text; double parameters; int ranks, micro_steps, gradient_bytes; } cases[] = {
         {"502.2M", 502.2e6, 4, 16, 2}, {"502.2M", 502.2e6, 4, 16, 4}, {"70B", 70e9, 7, 1, 2}, {"1.3e9", 1.3e9, 1, 3, 4}, {"1k", 1000, 1048576, 5, 2}};
     for (const auto& c : cases) {
-        const json plan = json_of({"--plan-json", "--params", c.text, "--ranks", std::to_string(c.ranks), "--grad-accum", std::to_string(c.micro_steps), "--step-seconds", "6.42", "--link",
-                                   "fast=600:2,slow=0.5", "--grad-dtype", c.gradient_bytes == 4 ? "fp32" : "bf16", "--device-memory", "141GB", "--steps", "1000", "--price", "3", "--keep", "2"});
+        const json plan = json_of({"--plan-json", "--params", c.text, "--ranks", std::to_string(c.ranks), "--grad-accum", std::to_string(c.micro_steps), "--step-seconds", "6.42",
+                                   "--link", "fast=600:2,slow=0.5", "--grad-dtype", c.gradient_bytes == 4 ? "fp32" : "bf16", "--device-memory", "141GB", "--steps", "1000",
+                                   "--price", "3", "--keep", "2"});
         SCOPED_TRACE(plan.dump(1));
         EXPECT_EQ(plan["parameters"], c.parameters);
         EXPECT_EQ(plan["ranks"], c.ranks);
@@ -139,7 +140,8 @@ TEST(ParamsPlan, JsonHoldsTheNumbers) {
         for (int row = 0; row < 5; ++row) {
             const int stage = row % 4;
             const json& one = row < 4 ? plan["stages"][row] : plan["stage_0_every_micro_step"];
-            const double memory = counted_memory(stage, c.parameters, c.ranks, c.gradient_bytes), sent = counted_bytes(stage, row == 4, c.parameters, c.ranks, c.micro_steps, c.gradient_bytes);
+            const double memory = counted_memory(stage, c.parameters, c.ranks, c.gradient_bytes);
+            const double sent = counted_bytes(stage, row == 4, c.parameters, c.ranks, c.micro_steps, c.gradient_bytes);
             EXPECT_EQ(one["stage"], stage);
             EXPECT_CLOSE(one["bytes_per_parameter"].get<double>() * c.parameters, memory);
             EXPECT_NEAR(one["memory_bytes"].get<double>(), memory, 0.5 + 1e-12 * memory);  // whole bytes
@@ -197,8 +199,8 @@ TEST(ParamsPlan, SmallNumbersKeepTheirDigits) {
 
 // For every one: at most 120 columns, one right edge a column, no two stages' cells run together.
 TEST(ParamsPlan, TablesArePleasantToRead) {
-    const Words most = {"--params", "1000T", "--ranks", "1048576", "--grad-accum", "1073741824", "--step-seconds", "1e-9", "--steps", "1000000000000", "--price", "1e9", "--keep", "1073741824",
-                        "--device-memory", "1000000TB", "--grad-dtype", "fp32", "--link", "nvlink=0.001,infiniband=999999.5:100"};
+    const Words most = {"--params", "1000T", "--ranks", "1048576", "--grad-accum", "1073741824", "--step-seconds", "1e-9", "--steps", "1000000000000", "--price", "1e9",
+                        "--keep", "1073741824", "--device-memory", "1000000TB", "--grad-dtype", "fp32", "--link", "nvlink=0.001,infiniband=999999.5:100"};
     for (const Words& words : {kExample, most, Words{"--params", "1", "--ranks", "3"}, example_and({"--device-memory", "24GiB", "--steps", "5", "--price", "1"})}) {
         const std::string text = text_of(words);
         std::vector<size_t> edges;
@@ -229,7 +231,8 @@ TEST(ParamsPlan, TablesArePleasantToRead) {
 
 TEST(ParamsPlan, SaysWhatItLeavesOut) {
     const std::string text = text_of(kExample);
-    for (const char* words : {"Activations", "--preset or --from-config", "without latency", "(*: G 2x g P)", "--sync-every-micro-step"}) EXPECT_NE(text.find(words), std::string::npos) << words;
+    for (const char* words : {"Activations", "--preset or --from-config", "without latency", "(*: G 2x g P)", "--sync-every-micro-step"})
+        EXPECT_NE(text.find(words), std::string::npos) << words;
     EXPECT_NE(text_of({"--params", "1B", "--ranks", "2", "--link", "ib=50:5"}).find("without the latency in --link"), std::string::npos);
     EXPECT_NE(text_of(example_and({"--grad-dtype", "fp32"})).find("g = 4 of its\ngradient (--grad-dtype fp32)"), std::string::npos);
 }
