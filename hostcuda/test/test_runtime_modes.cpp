@@ -2,12 +2,16 @@
 // chosen by the environment once per process, so each case runs in a child of its own.
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -489,6 +493,213 @@ TEST(MemoryDeathTest, APlanLargerThanTheMachineCanBeAllocated) {
         EXPECT_NE(value, value);
         EXPECT_EQ(cudaFree(p), cudaSuccess);
         return true;
+    });
+}
+
+// ---- setting to zero ----------------------------------------------------------------------------------------------
+// A large memset to 0 takes no memory for what was never written. In each mode, since protection and threads take part.
+
+constexpr size_t kMiB = size_t{1} << 20;
+using Bytes = std::vector<unsigned char>;
+
+std::vector<Environment> zero_modes() {
+    std::vector<Environment> modes;
+    for (const char* protect : {"0", "1"})
+        for (const char* async : {"0", "1"}) modes.push_back({{"HOSTCUDA_MEMORY", "5GB"}, {"HOSTCUDA_PROTECT", protect}, {"HOSTCUDA_ASYNC", async}});
+    return modes;
+}
+
+size_t resident_bytes() {
+    size_t all = 0, resident = 0;
+    std::ifstream("/proc/self/statm") >> all >> resident;
+    EXPECT_GT(resident, 0u);
+    return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+Bytes read_device(const unsigned char* p, size_t count, cudaStream_t stream) {
+    Bytes bytes(count);
+    EXPECT_EQ(cudaMemcpyAsync(bytes.data(), p, count, cudaMemcpyDeviceToHost, stream), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    return bytes;
+}
+bool all_are(const Bytes& bytes, unsigned char value) {
+    return std::all_of(bytes.begin(), bytes.end(), [=](unsigned char byte) { return byte == value; });
+}
+
+bool is_poison(const Bytes& bytes, size_t at = 0) {   // `at`: where in the allocation
+    for (size_t i = 0; i < bytes.size(); i++)
+        if (bytes[i] != static_cast<unsigned char>(hostcuda::kPoison32 >> ((at + i) % 4 * 8))) return false;
+    return true;
+}
+
+TEST(ZeroDeathTest, ALargeMemsetTakesNoMemory) {
+    if (WITH_TSAN) GTEST_SKIP() << "ThreadSanitizer takes memory of its own for what is set";
+    for (const Environment& mode : zero_modes())
+        EXPECT_TRUE_IN(mode, [] {
+            cudaStream_t stream = new_stream();
+            const size_t bytes = 2048 * kMiB, begin = 54321, end = bytes - 12345;
+            unsigned char* p = device<unsigned char>(bytes);
+            // The range's borders lie within bytes that hold 7, 100 on each side.
+            for (const size_t at : {begin, end}) cudaMemsetAsync(p + at - 100, 7, 200, stream);
+            cudaStreamSynchronize(stream);
+            const size_t before = resident_bytes();
+            EXPECT_EQ(cudaMemsetAsync(p + begin, 0, end - begin, stream), cudaSuccess);
+            cudaStreamSynchronize(stream);
+            EXPECT_LT(resident_bytes(), before + 8 * kMiB);
+
+            EXPECT_TRUE(is_poison(read_device(p, begin - 100, stream)));
+            EXPECT_TRUE(all_are(read_device(p + begin - 100, 100, stream), 7));
+            EXPECT_TRUE(all_are(read_device(p + begin, 3 * kMiB, stream), 0));
+            EXPECT_TRUE(all_are(read_device(p + bytes / 2 - kMiB, 2 * kMiB, stream), 0));
+            EXPECT_TRUE(all_are(read_device(p + end - 3 * kMiB, 3 * kMiB, stream), 0));
+            EXPECT_TRUE(all_are(read_device(p + end, 100, stream), 7));
+            EXPECT_TRUE(is_poison(read_device(p + end + 100, bytes - end - 100, stream), end + 100));
+
+            enqueue(stream, "kernel", [=] { DeviceAccess access; p[bytes / 2] = 9; });   // it is memory like any other
+            EXPECT_EQ(read_device(p + bytes / 2 - 1, 3, stream), (Bytes{0, 9, 0}));
+            EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);   // the redzones are whole
+            EXPECT_EQ(cudaFree(p), cudaSuccess);
+            return true;
+        });
+}
+
+TEST(ZeroDeathTest, AllWaysOfAskingForIt) {
+    if (WITH_TSAN) GTEST_SKIP() << "ThreadSanitizer takes memory of its own for what is set";
+    EXPECT_TRUE_IN(Environment{}, [] {
+        cudaStream_t stream = new_stream();
+        const size_t bytes = 64 * kMiB;
+        for (const int value : {0, 0x100, -0x100}) {   // a byte is set, whatever else the int holds
+            unsigned char* p = device<unsigned char>(bytes);
+            const size_t before = resident_bytes();
+            EXPECT_EQ(cudaMemset(p, value, bytes), cudaSuccess);
+            EXPECT_LT(resident_bytes(), before + 8 * kMiB) << value;
+            EXPECT_TRUE(all_are(read_device(p, bytes, stream), 0)) << value;
+            EXPECT_EQ(cudaFree(p), cudaSuccess);
+        }
+        unsigned char* p = device<unsigned char>(bytes);
+        EXPECT_EQ(cudaMemset(p, 0x101, bytes), cudaSuccess);
+        EXPECT_TRUE(all_are(read_device(p, bytes, stream), 1));
+        // Pinned memory is the program's own and must stay the memory it is.
+        unsigned char* host = pinned<unsigned char>(bytes);
+        EXPECT_EQ(cudaMemset(host, 0, bytes), cudaSuccess);
+        EXPECT_TRUE(all_are(Bytes(host, host + bytes), 0));
+        return true;
+    });
+}
+
+// Fresh pages are slow at their next write, so what is mostly in use is written; what is mostly not gives its memory back.
+TEST(ZeroDeathTest, MemoryInUseStays) {
+    if (WITH_TSAN) GTEST_SKIP() << "ThreadSanitizer takes memory of its own for what is set";
+    for (const Environment& mode : zero_modes())
+        EXPECT_TRUE_IN(mode, [] {
+            cudaStream_t stream = new_stream();
+            const size_t bytes = 48 * kMiB;
+            const auto change = [&](size_t written) {   // of resident memory, by setting to 0 what was written so far
+                unsigned char* p = device<unsigned char>(bytes);
+                cudaMemsetAsync(p + kMiB, 3, written, stream);
+                cudaStreamSynchronize(stream);
+                const size_t before = resident_bytes();
+                cudaMemsetAsync(p, 0, bytes, stream);
+                cudaStreamSynchronize(stream);
+                const size_t after = resident_bytes();
+                EXPECT_TRUE(all_are(read_device(p, bytes, stream), 0));
+                cudaFree(p);
+                return static_cast<long>(after) - static_cast<long>(before);
+            };
+            EXPECT_LT(change(20 * kMiB), -18 * static_cast<long>(kMiB));
+            EXPECT_GT(change(30 * kMiB), -static_cast<long>(kMiB));
+            return true;
+        });
+}
+
+TEST(ZeroDeathTest, FreedMemoryComesBackPoisoned) {
+    for (const Environment& mode : zero_modes())
+        EXPECT_TRUE_IN(mode, [] {
+            cudaStream_t stream = new_stream();
+            const size_t bytes = WITH_TSAN ? 20 * kMiB : 2048 * kMiB;
+            std::set<unsigned char*> seen;
+            for (int i = 0; i < (WITH_TSAN ? 4 : 80); i++) {
+                unsigned char* p = device<unsigned char>(bytes);
+                seen.insert(p);
+                for (const size_t at : {size_t{0}, bytes / 2, bytes - 100}) EXPECT_TRUE(is_poison(read_device(p + at, 100, stream))) << i;
+                cudaMemset(p, 0, bytes);
+                EXPECT_EQ(cudaFree(p), cudaSuccess);
+            }
+            return WITH_TSAN || seen.size() < 60;   // addresses were used again
+        });
+}
+
+// Whoever writes the bytes right beside the range meanwhile, in the same pages, loses nothing.
+TEST(ZeroDeathTest, NeighboursMayBeWrittenMeanwhile) {
+    for (const Environment& mode : zero_modes())
+        EXPECT_TRUE_IN(mode, [] {
+            cudaStream_t stream = new_stream();
+            const size_t bytes = 20 * kMiB, begin = 4096 + 512, end = bytes - 4096 - 512;
+            unsigned char* p = device<unsigned char>(bytes);
+            std::atomic<bool> done{false}, started{false};
+            uint64_t count = 0;
+            std::thread writer([&] {
+                DeviceAccess access;
+                auto *below = reinterpret_cast<volatile uint64_t*>(p + begin) - 1, *above = reinterpret_cast<volatile uint64_t*>(p + end);
+                *below = 0;
+                *above = 0;
+                for (; !done; started = true) {
+                    count++;
+                    *below = *below + 1;
+                    *above = *above + 1;
+                }
+                EXPECT_EQ(*below, count);
+                EXPECT_EQ(*above, count);
+            });
+            while (!started) sleep_ms(1);
+            for (int i = 0; i < (WITH_TSAN ? 5 : 50); i++) cudaMemsetAsync(p + begin, 0, end - begin, stream);
+            cudaStreamSynchronize(stream);
+            done = true;
+            writer.join();
+            return all_are(read_device(p + begin, end - begin, stream), 0);
+        });
+}
+
+TEST(ZeroDeathTest, ProtectionStaysAsItIs) {
+    const auto open_and_zero = [](unsigned char* p, cudaStream_t stream) {
+        enqueue(stream, "kernel", [=] {
+            DeviceAccess access;
+            p[5 * kMiB] = 1;   // this part is open when it is set to 0, the others are not
+            cudaMemsetAsync(p, 0, 64 * kMiB, stream);
+            EXPECT_EQ(p[5 * kMiB] + p[40 * kMiB], 0);
+            p[5 * kMiB] = 2, p[40 * kMiB] = 3;
+        });
+    };
+    EXPECT_TRUE_IN(kProtect, [&] {
+        cudaStream_t stream = new_stream();
+        unsigned char* p = device<unsigned char>(64 * kMiB);
+        open_and_zero(p, stream);
+        return read_device(p + 5 * kMiB, 2, stream) == (Bytes{2, 0}) && read_device(p + 40 * kMiB, 2, stream) == (Bytes{3, 0});
+    });
+    for (const size_t at : {5 * kMiB, 20 * kMiB, 40 * kMiB})
+        EXPECT_STOP_IN("host code touched device memory at .*, byte " + std::to_string(at) + " of the allocation of 67108864 bytes", kProtect, [&] {
+            unsigned char* p = device<unsigned char>(64 * kMiB);
+            open_and_zero(p, new_stream());
+            return *const_cast<volatile unsigned char*>(p + at) == 0;
+        });
+}
+
+// A process may have so many mappings; when none is left a memset writes, as it did before.
+TEST(ZeroDeathTest, NoMappingsLeft) {
+    if (WITH_TSAN) GTEST_SKIP() << "ThreadSanitizer needs mappings itself";
+    EXPECT_TRUE_IN(Environment{}, [] {
+        cudaStream_t stream = new_stream();
+        const size_t bytes = 32 * kMiB, page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), most = 200000;   // the middle of one mapping
+        unsigned char* p = device<unsigned char>(bytes);
+        Bytes back(bytes);
+        char* ours = static_cast<char*>(mmap(nullptr, 2 * most * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        size_t i = 0;
+        while (i < most && mprotect(ours + 2 * i * page, page, PROT_READ) == 0) i++;
+        cudaMemsetAsync(p, 0, bytes, stream);
+        cudaMemcpyAsync(back.data(), p, bytes, cudaMemcpyDeviceToHost, stream);
+        munmap(ours, 2 * most * page);
+        if (i == most) printf("vm.max_map_count is above %zu: not reached\n", most);
+        return all_are(back, 0);
     });
 }
 
