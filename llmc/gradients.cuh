@@ -32,14 +32,12 @@ inline size_t gradient_element_bytes(bool fp32) { return fp32 ? sizeof(float) : 
 
 // The memory gradients need. Takes memory, touches none.
 struct GradientMemory {
-    static constexpr size_t kBucketsInFlight = 2;  // one is written by backward while the other is reduced
-
     void* gradients = nullptr;         // (total_count): where they are whole
     void* shard = nullptr;             // (shard_count): reduced slices, where every micro-step is reduced
     void* shard_staging = nullptr;     // (max_slice_count): a later micro-step's reduced slice
-    std::vector<void*> in_flight;      // (largest bucket of those that use them) each: between backward and reduction
-    void* end_in_flight = nullptr;     // (largest of embedding's and head's bucket): theirs, where ends_apart
-    bool ends_apart = false;
+    std::vector<void*> in_flight;      // (count) each: between backward and reduction (buckets_in_flight())
+    void* apart_in_flight = nullptr;   // (apart_count)
+    std::vector<bool> is_apart;        // of each bucket: it uses that one
     floatX* staging = nullptr;         // (largest unit): an addend that is to be added
     floatX* tied_staging = nullptr;    // (embedding unit)
 
@@ -51,18 +49,11 @@ struct GradientMemory {
         if (schedule.reduce_every_micro_step) {
             shard = allocate("gradients", "gradient shard", layout.shard_count);
             if (config.micro_steps > 1) shard_staging = allocate("staging", "shard staging", layout.max_slice_count);
-            // Tied: the embedding's gradient lives from the head to the end of backward. Untied: the head's is reduced long before the embedding's begins, so the two can
-            // take turns, which is smaller than two buffers that fit any bucket where embedding and head are larger than two layers.
-            size_t layers = 0, ends = 0, num_layers = 0;  // largest buckets
-            for (size_t b = 0; b < layout.buckets.size(); ++b) {
-                const bool end = is_end(table, layout, b);
-                (end ? ends : layers) = std::max(end ? ends : layers, layout.buckets[b].count);
-                num_layers += !end;
-            }
-            ends_apart = table.tied || (num_layers > 0 && ends + std::min(kBucketsInFlight, num_layers) * layers < kBucketsInFlight * std::max(ends, layers));
-            in_flight.resize(std::min(kBucketsInFlight, ends_apart ? num_layers : layout.buckets.size()));
-            for (void*& buffer : in_flight) buffer = allocate("buffers", "gradient bucket in flight", ends_apart ? layers : std::max(ends, layers));
-            if (ends_apart) end_in_flight = allocate("buffers", "gradient bucket of embedding and head in flight", ends);
+            const BucketsInFlight buffers = buckets_in_flight(table, layout);
+            in_flight.resize(buffers.in_turn);
+            for (void*& buffer : in_flight) buffer = allocate("buffers", "gradient bucket in flight", buffers.count);
+            apart_in_flight = allocate("buffers", "gradient bucket of embedding and head in flight", buffers.apart_count);
+            is_apart = buffers.apart;
         }
         // Who writes to a staging buffer: every unit, or the one with the head's weight.
         const bool every_unit = widens(config) || (!schedule.reduce_every_micro_step && config.micro_steps > 1), chunks = config.lmhead_chunks > 1;
@@ -76,11 +67,6 @@ struct GradientMemory {
         tied_staging = memory.allocate<floatX>("staging", "gradient staging of the tied embedding", table.units[table.embedding_unit()].count);
     }
 
-    // A bucket of the embedding, or of an untied head; a tied head is a norm and counts as a layer.
-    static bool is_end(const ParamTable& table, const FlatLayout& layout, size_t b) {
-        const int bucket = static_cast<int>(b);
-        return bucket == layout.bucket_of_unit[table.embedding_unit()] || (!table.tied && bucket == layout.bucket_of_unit[table.head_unit()]);
-    }
     // Products write floatX, gradients are kept in fp32.
     static bool widens(const GradientsConfig& config) { return config.fp32 && !std::is_same_v<floatX, float>; }
 };
@@ -94,7 +80,7 @@ public:
           reduce_every_micro_step_(schedule.reduce_every_micro_step), whole_(!schedule.sharding.optimizer), compute_(compute), in_flight_(memory.in_flight.size()),
           bucket_in_flight_(layout.buckets.size()), units_(table.units.size()) {
         for (size_t i = 0; i < in_flight_.size(); ++i) in_flight_[i].data = memory.in_flight[i];
-        end_in_flight_.data = memory.end_in_flight;
+        apart_in_flight_.data = memory.apart_in_flight;
         if (buf_.gradients) CUDA_CHECK(cudaMemsetAsync(buf_.gradients, 0, layout.total_count * element_bytes(), compute));
     }
     Gradients(const Gradients&) = delete;
@@ -222,7 +208,7 @@ private:
         const Bucket& bucket = layout_.buckets[b];
         Buffer*& buffer = bucket_in_flight_[b];
         if (!buffer) {
-            buffer = buf_.ends_apart && GradientMemory::is_end(table_, layout_, b) ? &end_in_flight_ : &in_flight_[next_in_flight_++ % in_flight_.size()];
+            buffer = buf_.is_apart[b] ? &apart_in_flight_ : &in_flight_[next_in_flight_++ % in_flight_.size()];
             buffer->reduced.wait(compute_);
             const size_t padding = bucket.count - bucket.unit_count;
             if (padding > 0) CUDA_CHECK(cudaMemsetAsync(at(buffer->data, bucket.unit_count), 0, padding * element_bytes(), compute_));
@@ -255,7 +241,7 @@ private:
     cudaStream_t compute_;
 
     std::vector<Buffer> in_flight_;
-    Buffer end_in_flight_;
+    Buffer apart_in_flight_;
     std::vector<Buffer*> bucket_in_flight_;  // of this micro-step
     std::vector<UnitState> units_;
     size_t next_in_flight_ = 0;

@@ -212,6 +212,25 @@ Sharding sharding_of_stage(int stage) {
     return sharding;
 }
 
+BucketsInFlight buckets_in_flight(const ParamTable& table, const FlatLayout& layout) {
+    constexpr size_t kInTurn = 2;
+    std::vector<bool> is_end(layout.buckets.size());  // a tied head is a norm and counts as a layer
+    is_end[layout.bucket_of_unit[table.embedding_unit()]] = true;
+    if (!table.tied) is_end[layout.bucket_of_unit[table.head_unit()]] = true;
+    size_t ends = 0, layers = 0, num_layers = 0;  // elements of the largest; buckets
+    for (size_t b = 0; b < layout.buckets.size(); ++b) {
+        (is_end[b] ? ends : layers) = std::max(is_end[b] ? ends : layers, layout.buckets[b].count);
+        num_layers += !is_end[b];
+    }
+    BucketsInFlight buffers;
+    if (table.tied || (num_layers > 0 && ends + std::min(kInTurn, num_layers) * layers < kInTurn * std::max(ends, layers))) {
+        buffers = {std::min(kInTurn, num_layers), layers, ends, is_end};
+    } else {
+        buffers = {std::min(kInTurn, layout.buckets.size()), std::max(ends, layers), 0, std::vector<bool>(layout.buckets.size())};
+    }
+    return buffers;
+}
+
 Schedule make_schedule(const ParamTable& table, const FlatLayout& layout, const ScheduleConfig& config) {
     CHECK(config.micro_steps >= 1, "a step of %d micro-steps; at least one is needed", config.micro_steps);
     return Builder(table, layout, config).build();

@@ -80,5 +80,16 @@ struct Schedule {
     size_t forward_sent_bytes() const;
 };
 
+// Where gradients lie between backward and reduction, where every micro-step is reduced: buffers that buckets take in turn, one being written while the other is reduced.
+// Tied: the embedding's gradient lives from the head to the end of backward, so it has one of its own. Untied: the head's is reduced long before the embedding's begins, so
+// the two can take turns in one, which is smaller than two buffers that fit any bucket where embedding and head are larger than two layers.
+struct BucketsInFlight {
+    size_t in_turn = 0;        // buffers for the buckets that are not apart
+    size_t count = 0;          // elements of each
+    size_t apart_count = 0;    // elements of the one for the buckets of embedding and (untied) head; 0 = there is none
+    std::vector<bool> apart;   // of each bucket: it lies there
+};
+BucketsInFlight buckets_in_flight(const ParamTable& table, const FlatLayout& layout);
+
 // Pure arithmetic: needs no device, and as many ranks as the layout was made for.
 Schedule make_schedule(const ParamTable& table, const FlatLayout& layout, const ScheduleConfig& config);

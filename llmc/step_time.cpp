@@ -24,28 +24,17 @@ struct LayerFlops {
     double total() const { return qkv + attention + attention_out + gate_up + down; }
 };
 
-// Which buffer a bucket's gradients are written to, where every micro-step is reduced: the rule of GradientMemory and Gradients::place_of (gradients.cuh). Two take turns;
-// those of the embedding and an untied head have one apart (the last) where that is smaller.
-class BucketsInFlight {
+// When a bucket's gradients may be written to their buffer (schedule.h), as Gradients::place_of (gradients.cuh) waits for it.
+class BufferTimes {
 public:
-    BucketsInFlight(const ParamTable& table, const FlatLayout& layout) : is_end_(layout.buckets.size()), buffer_of_(layout.buckets.size(), -1) {
-        is_end_[layout.bucket_of_unit[table.embedding_unit()]] = true;
-        if (!table.tied) is_end_[layout.bucket_of_unit[table.head_unit()]] = true;
-        size_t ends = 0, layers = 0, num_layers = 0;  // elements of the largest; buckets
-        for (size_t b = 0; b < layout.buckets.size(); ++b) {
-            (is_end_[b] ? ends : layers) = std::max(is_end_[b] ? ends : layers, layout.buckets[b].count);
-            num_layers += !is_end_[b];
-        }
-        ends_apart_ = table.tied || (num_layers > 0 && ends + std::min(kInTurn, num_layers) * layers < kInTurn * std::max(ends, layers));
-        in_turn_ = std::min(kInTurn, ends_apart_ ? num_layers : layout.buckets.size());
-        free_at_.assign(in_turn_ + 1, 0);
-    }
+    BufferTimes(const ParamTable& table, const FlatLayout& layout)
+        : buffers_(buckets_in_flight(table, layout)), buffer_of_(layout.buckets.size(), -1), free_at_(buffers_.in_turn + 1) {}
 
-    // When the bucket's buffer may be written to: always, if it holds a part of its gradients.
+    // Always, if it holds a part of the bucket's gradients already.
     double ready(int bucket) {
         int& buffer = buffer_of_[bucket];
         if (buffer >= 0) return 0;
-        buffer = static_cast<int>(ends_apart_ && is_end_[bucket] ? in_turn_ : next_++ % in_turn_);
+        buffer = static_cast<int>(buffers_.apart[bucket] ? buffers_.in_turn : next_++ % buffers_.in_turn);
         return free_at_[buffer];
     }
 
@@ -55,13 +44,10 @@ public:
     }
 
 private:
-    static constexpr size_t kInTurn = 2;
-
-    std::vector<bool> is_end_;     // of a bucket
+    const BucketsInFlight buffers_;
     std::vector<int> buffer_of_;   // of a bucket that is written; else -1
-    std::vector<double> free_at_;  // of a buffer
-    bool ends_apart_ = false;
-    size_t in_turn_ = 0, next_ = 0;
+    std::vector<double> free_at_;  // of a buffer; the one apart is the last
+    size_t next_ = 0;
 };
 
 // The clocks of both streams, and when what they wait for has happened. Time 0 is a decision.
@@ -148,7 +134,7 @@ private:
     const FlatLayout& layout_;
     const ComputeCosts& costs_;
     const std::function<double(size_t)>& collective_;
-    BucketsInFlight in_flight_;
+    BufferTimes in_flight_;
 
     double compute_ = 0, own_clock_ = 0;
     double& communicate_;                      // own_clock_, or the one of both
