@@ -26,7 +26,11 @@
 #include "llmc/report.h"
 // params_plan_text: the arithmetic of --plan --params
 #include "llmc/params_plan.h"
-// Plan, make_plan: a run's memory, bytes sent, time and price before it starts, and what would make it fit (network.h, step_time.h)
+// Link, parse_links, collective_seconds: how long a collective takes
+#include "llmc/network.h"
+// forward_flops, simulate_step: how long a step takes, from its schedule
+#include "llmc/step_time.h"
+// Plan, make_plan: a run's memory, bytes sent and time before it starts, and what would make it fit
 #include "llmc/plan.h"
 // plan_request, run_shape: what the options ask of a plan
 #include "llmc/plan_request.h"
@@ -80,7 +84,9 @@
 #include "llmc/zero.cuh"
 // SpanTimer, PhaseTimers: how long the compute stream spends in each phase of a step, or waits
 #include "llmc/span_timer.cuh"
-// Model: activations, forward, backward, unit by unit
+// ModelMemory, MemoryLevers: activations, and which of them are computed again
+#include "llmc/model_memory.cuh"
+// Model: forward, backward, unit by unit
 #include "llmc/model.cuh"
 // Trainer: everything on the device, and the recipe of one step
 #include "llmc/trainer.cuh"

@@ -277,7 +277,7 @@ REFUSED_OPTIONS = [
     (["--recompute", "all"], 2, ["--recompute", "block"]),
     (["--lmhead-chunks", "3"], 2, ["--lmhead-chunks 3", "64 rows", "2 or 4"]),
     (["--grad-dtype", "fp16"], 2, ["--grad-dtype", "fp32"]),
-    (["--plan"], 2, ["--plan"]),
+    (["--plan", "--allocate-only"], 2, ["--plan", "--allocate-only"]),
     (["--price", "2.5"], 2, ["--price"]),
     (["--resume", "auto"], 2, ["--resume"]),
     (["--save-every", "5"], 2, ["--save-every"]),
