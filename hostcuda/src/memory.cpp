@@ -34,6 +34,10 @@
 #ifdef HOSTCUDA_ASAN
 #include <sanitizer/asan_interface.h>
 #endif
+#ifdef HOSTCUDA_TSAN
+extern "C" void __tsan_read_range(void* address, unsigned long size);
+extern "C" void __tsan_write_range(void* address, unsigned long size);
+#endif
 
 namespace hostcuda {
 namespace {
@@ -51,6 +55,19 @@ constexpr size_t kFreshZeroBytes = size_t{16} << 20;
 constexpr int kFrames = 8;
 
 using address_t = uintptr_t;
+
+// What copies and memsets touch, told to ThreadSanitizer: with ignore_noninstrumented_modules=1, which MPI needs, it does not
+// look at memcpy and memset.
+void tsan_reads([[maybe_unused]] const void* at, [[maybe_unused]] size_t bytes) {
+#ifdef HOSTCUDA_TSAN
+    __tsan_read_range(const_cast<void*>(at), bytes);
+#endif
+}
+void tsan_writes([[maybe_unused]] void* at, [[maybe_unused]] size_t bytes) {
+#ifdef HOSTCUDA_TSAN
+    __tsan_write_range(at, bytes);
+#endif
+}
 
 size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 address_t address(const void* pointer) { return reinterpret_cast<address_t>(pointer); }
@@ -678,11 +695,13 @@ struct Copy {
     size_t dst_span() const { return (height - 1) * dpitch + width; }
     size_t src_span() const { return (height - 1) * spitch + width; }
     void run() const {
-        if (dpitch == width && spitch == width) {
-            memcpy(dst, src, width * height);
-            return;
-        }
-        for (size_t row = 0; row < height; row++) memcpy(dst + row * dpitch, src + row * spitch, width);
+        if (dpitch == width && spitch == width) return copy(dst, src, width * height);
+        for (size_t row = 0; row < height; row++) copy(dst + row * dpitch, src + row * spitch, width);
+    }
+    static void copy(char* dst, const char* src, size_t bytes) {
+        tsan_reads(src, bytes);
+        tsan_writes(dst, bytes);
+        memcpy(dst, src, bytes);
     }
 };
 
@@ -762,6 +781,7 @@ cudaError_t set_on_stream(void* devPtr, int value, size_t count, cudaStream_t st
     if (place != Place::device && place != Place::pinned) return set_error(cudaErrorInvalidValue);
     auto work = [=] {
         DeviceAccess access;
+        tsan_writes(devPtr, count);
         if (place == Place::device && value % 256 == 0) set_to_zero(static_cast<char*>(devPtr), count);
         else memset(devPtr, value, count);
     };

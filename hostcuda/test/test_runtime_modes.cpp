@@ -148,6 +148,37 @@ TEST(AsyncDeathTest, TsanSeesNoOrderThroughHostcudaItself) {
         return true;
     }), testing::ExitedWithCode(66), "data race");
 }
+// Copies and memsets count as reads and writes, also a memset that replaces pages.
+TEST(AsyncDeathTest, TsanReportsMissingWaitsForCopiesAndMemsets) {
+    const size_t bytes = size_t{20} << 20;
+    const auto set = [=](char* p, cudaStream_t stream) { cudaMemsetAsync(p, 0, bytes, stream); };
+    const auto set_little = [](char* p, cudaStream_t stream) { cudaMemsetAsync(p, 1, 8, stream); };
+    const auto copy_in = [](char* p, cudaStream_t stream) { cudaMemcpyAsync(p, pinned<char>(8), 8, cudaMemcpyHostToDevice, stream); };
+    const auto copy_out = [](char* p, cudaStream_t stream) { cudaMemcpyAsync(pinned<char>(8), p, 8, cudaMemcpyDeviceToHost, stream); };
+    const auto write = [](char* p, cudaStream_t stream) { enqueue(stream, "write", [=] { p[0] = 1; }); };
+    const auto last = [=](char* p, cudaStream_t stream) { enqueue(stream, "read", [=] { p[0] = p[bytes - 1]; }); };
+    const auto in_turn = [=](auto first, auto second, bool wait) {
+        return [=] {
+            cudaStream_t a = new_stream(), b = new_stream();
+            cudaEvent_t event = new_event();
+            char* p = device<char>(bytes);
+            first(p, a);
+            cudaEventRecord(event, a);
+            if (wait) cudaStreamWaitEvent(b, event);
+            second(p, b);
+            cudaDeviceSynchronize();
+            return true;
+        };
+    };
+    const auto check = [=](auto first, auto second) {
+        EXPECT_TRUE_IN(async(1), in_turn(first, second, true));
+        EXPECT_EXIT(run_in(async(1), in_turn(first, second, false)), testing::ExitedWithCode(66), "data race");
+    };
+    check(set, last);
+    check(set_little, write);
+    check(copy_in, write);
+    check(copy_out, write);
+}
 #endif
 
 TEST(AsyncDeathTest, CallsReturnBeforeTheWorkIsDone) {
