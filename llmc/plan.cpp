@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <limits>
+#include <tuple>
 
 #include "llmc/error.h"
 #include "llmc/units.h"
@@ -37,7 +38,7 @@ public:
         CasePlan plan;
         plan.shape = shape;
         plan.memory = count_run_(shape, table_, std::min(shape.micro_steps, 2)).memory;
-        plan.fits = plan.memory.total_bytes + request_.reserve_bytes <= request_.device_bytes;
+        plan.fits = request_.reserve_bytes <= request_.device_bytes && plan.memory.total_bytes <= request_.device_bytes - request_.reserve_bytes;
         return plan;
     }
 
@@ -150,7 +151,6 @@ public:
         shape.stage = 3;
         shape.bucket_mb = 0;
         shape.recompute = "block";
-        shape.sync_every_micro_step = false;
         const std::vector<RunShape> smaller = with_smaller_micro_batch(shape);
         if (!smaller.empty()) shape = smaller.back();
         const std::vector<RunShape> chunked = with_more_chunks(shape);
@@ -170,16 +170,15 @@ public:
                 RunShape shape = asked;
                 shape.stage = stage;
                 shape.recompute = kRecompute[level];
-                if (stage > 1) shape.sync_every_micro_step = false;
                 std::vector<RunShape> tries = {shape};
                 for (const RunShape& smaller : with_smaller_micro_batch(shape)) tries.push_back(smaller);
                 std::vector<RunShape> all;
-                for (const RunShape& try_shape : tries) {
-                    all.push_back(try_shape);
-                    for (const RunShape& chunked : with_more_chunks(try_shape)) all.push_back(chunked);
-                    if (stage == 3 && shape.bucket_mb > 0) {
+                for (RunShape try_shape : tries) {
+                    for (const double bucket_mb : {shape.bucket_mb, 0.0}) {  // the least there is must be among them: it decides whether anything fits
+                        try_shape.bucket_mb = bucket_mb;
                         all.push_back(try_shape);
-                        all.back().bucket_mb = 0;
+                        for (const RunShape& chunked : with_more_chunks(try_shape)) all.push_back(chunked);
+                        if (bucket_mb == 0 || (stage < 2 && !shape.sync_every_micro_step)) break;  // no buffer has a bucket's size
                     }
                 }
                 if (!first_that_fits(all, &shape)) continue;
@@ -198,13 +197,12 @@ private:
     const ParamTable table_;
 };
 
-// Options that lead from one shape to the other.
+// Options that lead from one shape to the other, but for the tokens of a step.
 std::string options_between(const RunShape& from, const RunShape& to) {
     std::string text;
     const auto add = [&](const std::string& option) { text += (text.empty() ? "" : " ") + option; };
     if (to.ranks != from.ranks) add(format("-np %d", to.ranks));
     if (to.stage != from.stage) add(format("--zero-stage %d", to.stage));
-    if (to.sync_every_micro_step != from.sync_every_micro_step) add("without --sync-every-micro-step");
     if (to.recompute != from.recompute) add("--recompute " + to.recompute);
     if (to.lmhead_chunks != from.lmhead_chunks) add(format("--lmhead-chunks %d", to.lmhead_chunks));
     if (to.bucket_mb != from.bucket_mb) add(format("--bucket-mb %g", to.bucket_mb));
@@ -215,7 +213,9 @@ std::string options_between(const RunShape& from, const RunShape& to) {
 void add_advice(Plan& plan, const Planner& planner) {
     const RunShape& asked = plan.request.shape;
     const auto add = [&](const RunShape& shape) {
-        const std::string options = options_between(asked, shape);
+        std::string options = options_between(asked, shape);
+        // With other ranks or micro-batches as many micro-steps need another total, or one where none was given.
+        if (shape.ranks != asked.ranks || shape.micro_batch != asked.micro_batch) options += format(" --total-batch %.0f", shape.step_tokens());
         for (const Advice& known : plan.advice) {
             if (known.options == options) return;
         }
@@ -248,11 +248,13 @@ void add_advice(Plan& plan, const Planner& planner) {
     const MemoryBill& bill = least.memory;
     const auto state_of = [](const MemoryBill& memory) { return memory.bytes_of("parameters") + memory.bytes_of("gradients") + memory.bytes_of("optimizer"); };
     const size_t state = state_of(bill);
-    plan.why_not = format("With everything this program has for saving memory (%s) a rank still needs %s: %s of state (%s parameters x 16 bytes over %d ranks), %s of activations, %s of buffers; "
+    const std::string levers = options_between(asked, smallest);
+    const size_t gradient_bytes = asked.fp32_gradients ? sizeof(float) : plan.request.element_bytes;
+    plan.why_not = format("With everything this program has for saving memory (%s) a rank still needs %s: %s of state (%s parameters x %zu bytes over %d ranks), %s of activations, %s of buffers; "
                           "with the reserve that is more than the device's %s.",
-                          options_between(asked, smallest).c_str(), format_bytes(bill.total_bytes).c_str(), format_bytes(state).c_str(), format_count(plan.table.parameter_count()).c_str(), asked.ranks,
-                          format_bytes(bill.bytes_of("activations")).c_str(), format_bytes(bill.bytes_of("buffers") + bill.bytes_of("staging")).c_str(),
-                          format_bytes(plan.request.device_bytes).c_str());
+                          levers.empty() ? "as it is" : levers.c_str(), format_bytes(bill.total_bytes).c_str(), format_bytes(state).c_str(), format_count(plan.table.parameter_count()).c_str(),
+                          plan.request.element_bytes + gradient_bytes + 3 * sizeof(float), asked.ranks, format_bytes(bill.bytes_of("activations")).c_str(),
+                          format_bytes(bill.bytes_of("buffers") + bill.bytes_of("staging")).c_str(), format_bytes(plan.request.device_bytes).c_str());
     if (planner.enough_ranks(smallest, &found)) {
         add(found);
         return;
@@ -263,14 +265,14 @@ void add_advice(Plan& plan, const Planner& planner) {
     const size_t layer = left.bytes_of("buffers") + left.bytes_of("staging"), sequence = left.bytes_of("activations"), fixed = left.bytes_of("workspace") + left.bytes_of("other");
     plan.why_not += format(" More ranks do not help: whatever their number, each needs %s for one layer's gathered parameters and gradients, %s of activations of one sequence of %d tokens, and %s of "
                            "workspace and tables.", format_bytes(layer).c_str(), format_bytes(sequence).c_str(), smallest.seq_len, format_bytes(fixed).c_str());
-    if (layer + fixed + plan.request.reserve_bytes > plan.request.device_bytes && layer > fixed) {
+    if (static_cast<double>(layer) + fixed + plan.request.reserve_bytes > plan.request.device_bytes && layer > fixed) {
         plan.why_not += " One layer alone does not fit: such layers need tensor parallelism, which this program does not have.";
     } else if (sequence > layer && sequence > fixed) {
         plan.why_not += " A shorter --seq-len needs less; long sequences need context or tensor parallelism, which this program does not have.";
     }
 }
 
-// Powers of 4 from one rank to 100,000, and the number asked for.
+// From one rank to 100,000, and the number asked for.
 std::vector<int> scaling_ranks(int asked) {
     std::vector<int> ranks = {1, 2, 4, 8, 16, 64, 256, 1024, 4096, 16384, 100000, asked};
     std::sort(ranks.begin(), ranks.end());
@@ -294,16 +296,14 @@ Plan make_plan(const PlanRequest& request, const CountRun& count_run) {
     }
     // Times that differ by less than this differ by nothing that the model of the network knows.
     constexpr double kEqual = 1e-3;
+    double shortest = std::numeric_limits<double>::infinity();
+    for (const CasePlan& candidate : plan.stages) {
+        if (candidate.fits) shortest = std::min(shortest, candidate.time.seconds);
+    }
+    const auto price = [&](int stage) { return std::tuple(plan.stages[stage].sent_bytes, plan.stages[stage].memory.total_bytes, stage != request.shape.stage); };
     for (int stage = 0; stage <= 3; ++stage) {
-        const CasePlan& candidate = plan.stages[stage];
-        if (!candidate.fits) continue;
-        if (plan.recommended >= 0) {
-            const CasePlan& best = plan.stages[plan.recommended];
-            const double ratio = candidate.time.seconds / best.time.seconds;
-            const auto price = [](const CasePlan& plan) { return std::pair(plan.sent_bytes, plan.memory.total_bytes); };
-            if (ratio > 1 + kEqual || (ratio > 1 - kEqual && price(candidate) >= price(best))) continue;
-        }
-        plan.recommended = stage;
+        if (!plan.stages[stage].fits || plan.stages[stage].time.seconds > shortest * (1 + kEqual)) continue;
+        if (plan.recommended < 0 || price(stage) < price(plan.recommended)) plan.recommended = stage;
     }
     if (!plan.asked().fits) add_advice(plan, planner);
     for (const int ranks : scaling_ranks(request.shape.ranks)) {

@@ -85,7 +85,7 @@ struct Plan {
     PlanRequest request;
     ParamTable table;
     std::vector<CasePlan> stages;    // 0 to 3
-    int recommended = -1;            // the stage that fits with the shortest step, of equals the one that sends least, then takes least; -1 = none fits
+    int recommended = -1;            // the stage that fits with the shortest step, of equals the one that sends least, then takes least, then the one asked for; -1 = none
     std::vector<Advice> advice;      // where the stage asked for does not fit: single changes, nearest first, then the fastest combination on as many ranks
     std::string why_not;             // where no change on as many ranks makes it fit: what is in the way
     std::vector<ScalingRow> scaling; // of the recommended stage, or of the one asked for, with the same work on each rank

@@ -249,7 +249,7 @@ std::string plan_json(const Plan& plan) {
     json["hours"] = request.steps > 0 ? ordered_json(request.steps * plan.chosen().time.seconds / 3600) : ordered_json();
     json["checkpoint_bytes"] = plan.checkpoint_bytes;
     json["free_disk_bytes"] = request.free_disk_bytes;
-    return json.dump(2) + "\n";
+    return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";  // a name that is no UTF-8 is no reason to fail
 }
 
 std::string refusal_text(const Plan& plan) {

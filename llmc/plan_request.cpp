@@ -74,6 +74,11 @@ PlanRequest plan_request(const Options& options, const ModelConfig& config, cons
         request.flops_per_s = options.device_tflops * 1e12 * options.mfu;
         request.flops_text = format("%.4g %% of --device-tflops %g", 100 * options.mfu, options.device_tflops);
     }
+    // Beyond these, times and rates are infinite or no numbers.
+    constexpr double kSlowest = 1e-30, kFastest = 1e30;
+    CHECK(request.flops_per_s >= kSlowest && request.flops_per_s <= kFastest,
+          "computation at %g operations a second (%s), of which nothing can be planned; give another %s", request.flops_per_s, request.flops_text.c_str(),
+          options.step_seconds > 0 ? "--step-seconds" : "--device-tflops or --mfu");
     request.steps = steps_of(options, config, batch);
     request.price = options.price;
     request.keep = options.keep;
