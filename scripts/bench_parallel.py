@@ -29,11 +29,13 @@ import math
 import os
 import platform
 import re
+import resource
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -44,6 +46,7 @@ MOST_RANKS = 256  # all of them on one machine: more is a slip of the finger
 SWEEP_STEPS, SWEEP_DROP = 20, 5  # at most; a bucket size only moves when communication starts
 AS_PLANNED = 0.25   # times within this share of the plan agree with it
 NEGLIGIBLE = 0.01   # of a step: communication below it is hidden
+BUSY = 0.1          # of the processor that other programs take: beyond it a time says little
 # Evaluation and sampling are not part of a training step. --val-every 0 still evaluates once at the end.
 NO_EVALUATION = ["--val-every", "0", "--val-batches", "1", "--sample-every", "0"]
 CPU_SIZES = ["--seq-len", "128", "--micro-batch", "4"]
@@ -91,6 +94,7 @@ class Run(NamedTuple):
     loss: list[float]             # of all steps
     start: dict                   # the event the trainer wrote at its start
     buckets: Optional[int]
+    others_share: float           # of the processor, that other programs took meanwhile; 0 where the system does not tell
 
 
 class Refusal(NamedTuple):
@@ -255,7 +259,31 @@ def refusal_of(ended: Ended) -> Optional[Refusal]:
     return None
 
 
-def read_run(file: Path, setting: Setting, output: str) -> Run:
+def busy_seconds() -> float:
+    """Of all cores since the machine started, with what a hypervisor took from them."""
+    try:
+        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    except (OSError, ValueError):
+        return 0.0
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+class OthersClock:
+    """From here to share(): the part of the processor's time that went neither into idling nor into children of this script."""
+    def __init__(self) -> None:
+        self.begun = self.now()
+
+    @staticmethod
+    def now() -> tuple[float, float]:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.monotonic(), busy_seconds() - children.ru_utime - children.ru_stime
+
+    def share(self) -> float:
+        seconds_passed, others = (after - before for after, before in zip(self.now(), self.begun))
+        return max(0.0, others / seconds_passed / (os.cpu_count() or 1)) if busy_seconds() else 0.0
+
+
+def read_run(file: Path, setting: Setting, output: str, others_share: float) -> Run:
     """Numbers of rank 0, which writes metrics.jsonl. float() takes "nan" and "inf", too, as the trainer writes them."""
     try:
         records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -269,7 +297,7 @@ def read_run(file: Path, setting: Setting, output: str) -> Run:
         return Run([float(record["step_ms"]) for record in counted], [float(record["exposed_comm_ms"]) for record in counted],
                    [int(record["comm_bytes"]) for record in counted], max(int(record["mem_bytes"]) for record in train), mfu if math.isfinite(mfu) else None,
                    median(float(record["mfu_measured"]) for record in counted), [float(record["loss"]) for record in train], begun,
-                   int(buckets[1]) if buckets else None)
+                   int(buckets[1]) if buckets else None, others_share)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         fail(f"{file} cannot be read as metrics: {type(error).__name__} {error}; is this binary a train_gpt of this repository?")
 
@@ -278,9 +306,10 @@ def run_trainer(setting: Setting, trainer: Path, words: list[str], timeout_secon
     """One run. Does not return when it fails: a benchmark of a broken trainer has nothing to say."""
     with tempfile.TemporaryDirectory(prefix="bench_parallel.") as folder:
         command = [*mpirun_command(setting.ranks), str(trainer), *words, *setting.options, "--steps", str(setting.steps), "--out", f"{folder}/run"]
+        others = OthersClock()
         ended = start(command, timeout_seconds)
         if ended.status == 0:
-            return read_run(Path(folder) / "run/metrics.jsonl", setting, ended.stdout)
+            return read_run(Path(folder) / "run/metrics.jsonl", setting, ended.stdout, others.share())
     if ended.status is None:
         fail(f"{setting.name}: no end after {timeout_seconds:g} s, see above; give more with --timeout, or leave the stage out with --stages. "
              f"Command: {shlex.join(command)}", ended.stdout + ended.stderr)
@@ -375,14 +404,16 @@ def farthest(values: list[int], planned: int) -> int:
     return max(values, key=lambda value: abs(value - planned))
 
 
-def likely_reasons(row: Row, base: Row, shared: bool, cores: int, load: float) -> list[str]:
+def likely_reasons(row: Row, base: Row, shared: bool) -> list[str]:
     """Of a row whose time is not the planned one, from what can be seen."""
     reasons = []
-    if load > 0.5 * cores:
-        reasons.append(f"the machine was busy before the start (load {load:.1f} on {cores} cores)")
+    if median(run.others_share for run in row.runs) > BUSY:
+        reasons.append(f"other programs took more than {100 * BUSY:.0f} % of the processor meanwhile")
+    if median(run.others_share for run in base.runs) > BUSY:
+        reasons.append(f"other programs took more than {100 * BUSY:.0f} % of the processor while {base.setting.name} ran, whose time the plan is told: needs a quiet machine")
     steps = sorted(ms for run in row.runs for ms in run.step_ms)
     if steps[-1 - len(steps) // 10] > 1.3 * steps[len(steps) // 10]:
-        reasons.append("the steps of a run differ by more than 30 %, the extreme tenths left out: something else was running, too")
+        reasons.append("the steps of a run differ by more than 30 %, the extreme tenths left out")
     slower = row.over_rounds("step_ms") > row.planned.step_ms
     if shared and row.setting.ranks > 1 and slower:
         reasons.append("ranks share the processor: what one copies or computes while another waits counts as waiting for communication")
@@ -403,7 +434,6 @@ class Context:
     shared: bool = False
     device: str = ""
     cores: int = 1
-    load: float = 0.0
     tokens_per_step: int = 0
     link_bytes_per_s: Optional[float] = None
     product_flops: float = 0.0  # of a rank's device; of the processor where it is shared
@@ -445,12 +475,13 @@ def summary(row: Row, base: Row, context: Context) -> dict[str, Any]:
             verdicts["step_ms"] = time_verdict(step_ms, planned.step_ms)
             verdicts["exposed_comm_ms"] = exposed_verdict(exposed_ms, planned.exposed_comm_ms, step_ms)
             if {verdicts["step_ms"], verdicts["exposed_comm_ms"]} != {"as planned"}:
-                out["likely_reasons"] = likely_reasons(row, base, context.shared, context.cores, context.load)
+                out["likely_reasons"] = likely_reasons(row, base, context.shared)
         out.update(planned={**planned._asdict(), "tokens_per_s": context.tokens_per_step / planned.step_ms * 1e3}, verdict=verdicts)
     elif row.planned:
         out["no_plan"] = row.planned
     out["rounds"] = [{"step_ms": run.step_ms, "exposed_comm_ms": run.exposed_comm_ms, "sent_bytes": run.sent_bytes, "memory_bytes": run.memory_bytes,
-                      "product_flops": run.start["product_flops"], "link_bytes_per_s": run.start.get("link_bytes_per_s"), "loss": run.loss} for run in row.runs]
+                      "product_flops": run.start["product_flops"], "link_bytes_per_s": run.start.get("link_bytes_per_s"), "others_share": run.others_share, "loss": run.loss}
+                     for run in row.runs]
     return out
 
 
@@ -502,7 +533,8 @@ def choice_table(summaries: list[dict], base: Row, rounds: int) -> list[str]:
         spread = f" ({relative['smallest']:.2f} - {relative['largest']:.2f})" if rounds > 1 and row["setting"] != base.setting.name else ""
         mfu, share = row["mfu"] if datasheet else row["mfu_of_products"], measured["exposed_comm_ms"] / measured["step_ms"]
         rows.append([row["setting"], f"{row['tokens_per_s']:,.0f}", f"{relative['median']:.2f}{spread}", f"{100 * mfu:.1f} %", mb(measured["memory_bytes"]),
-                     mb(measured["sent_bytes"]), f"{measured['step_ms']:.2f}", f"{measured['exposed_comm_ms']:.2f}", f"{100 * share:.1f} %", f"{row['rounds'][-1]['loss'][-1]:.6g}"])
+                     mb(measured["sent_bytes"]), f"{measured['step_ms']:.2f}", f"{measured['exposed_comm_ms']:.2f}", f"{100 * share:.1f} %",
+                     f"{row['rounds'][-1]['loss'][-1]:.6g}"])
     return markdown_table(headings, rows)
 
 
@@ -665,7 +697,7 @@ def main() -> None:
         tempfile.TemporaryFile(dir=arguments.out).close()  # before the runs, not after
     except OSError as error:
         fail(f"cannot write to {arguments.out}: {error.strerror}; give another folder with --out")
-    context = Context(cores=len(os.sched_getaffinity(0)), load=os.getloadavg()[0])
+    context = Context(cores=len(os.sched_getaffinity(0)))
 
     # The last of several values wins in train_gpt: the user's options over the defaults here. A config file's values are the user's too.
     given = {word.split("=", 1)[0] for word in arguments.trainer_options}
@@ -709,7 +741,8 @@ def main() -> None:
     losses, notes = loss_lines(rows, base), reading_notes(rows, sweep, base, context, micro_steps, arguments.rounds)
     command = shlex.join(["bash", "scripts/bench_parallel.sh", *sys.argv[1:]])
     date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    machine = f"{context.device}; {processor()}, {context.cores} cores, load {context.load:.2f} before the start"
+    others = median(run.others_share for row in ran for run in row.runs)
+    machine = f"{context.device}; {processor()}, {context.cores} cores, of which other programs took {100 * others:.0f} % meanwhile"
     refusals = {row["message"]: row["setting"] for row in reversed(summaries + swept) if "\n" in row.get("message", "")}  # reversed: the first row that has it
     reasons: dict[str, list[str]] = {}
     for row in summaries + swept:
@@ -731,7 +764,7 @@ def main() -> None:
         *section("Loss curves", [], [*losses, "![loss curves](loss.png)" if drawn else "no loss.png: matplotlib is not installed"]),
         *section("How to read this", [], notes),
         *section("Faults", [], faults)]) + "\n"
-    everything = {"command": command, "date": date, "machine": {"device": context.device, "processor": processor(), "cores": context.cores, "load_before": context.load,
+    everything = {"command": command, "date": date, "machine": {"device": context.device, "processor": processor(), "cores": context.cores,
                   "devices_shared": context.shared, "product_flops": context.product_flops, "link_bytes_per_s": context.link_bytes_per_s}, "model": sizes["model"],
                   "trainer_options": words, "ranks": arguments.ranks, "rounds": arguments.rounds, "micro_batch": sizes["micro_batch"], "seq_len": sizes["seq_len"],
                   "micro_steps": micro_steps,

@@ -306,6 +306,46 @@ def test_a_slow_row_has_a_likely_reason(made_up):
     assert f"- {stepping} (2 ranks, stage 0)" in result.markdown.splitlines() and "likely_reasons" not in result.row("2 ranks, stage 0, every micro-step")
 
 
+def test_reasons_are_from_what_was_seen():
+    def row(ranks: int, step_ms: list[float], others: float = 0.0) -> bench.Row:
+        run = bench.Run(step_ms, [0.0] * len(step_ms), [0], 0, None, 0.1, [1.0], {}, None, others)
+        return bench.Row(bench.Setting("a row", ranks, 1, [], len(step_ms), 0), [run], None, bench.Planned(0, 0, 100.0, 0.0))
+
+    quiet = row(1, [100.0] * 20)
+    assert bench.likely_reasons(row(2, [150.0] * 20), quiet, False) == ["what does not get shorter with more ranks: launches, and in stage 0 AdamW"]
+    assert bench.likely_reasons(row(2, [50.0] * 20), quiet, False) == ["unknown"]
+    assert bench.likely_reasons(row(2, [50.0] * 20, 0.11), quiet, False) == ["other programs took more than 10 % of the processor meanwhile"]
+    assert "while a row ran, whose time the plan is told" in bench.likely_reasons(row(2, [50.0] * 20), row(1, [100.0], 0.11), False)[0]
+    assert "differ by more than 30 %" in bench.likely_reasons(row(2, [50.0] * 16 + [70.0] * 4), quiet, False)[0]
+    assert bench.likely_reasons(row(2, [50.0] * 18 + [70.0] * 2), quiet, False) == ["unknown"]
+
+
+def test_what_others_take_of_the_processor(monkeypatch):
+    class Usage:
+        ru_utime, ru_stime = 3.0, 0.5
+    monkeypatch.setattr(bench.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(bench.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(bench, "busy_seconds", lambda: 1000.0)
+    monkeypatch.setattr(bench.resource, "getrusage", lambda who: Usage)
+    clock = bench.OthersClock()
+    # 10 s later, of 40 the cores had: 24 busy, 12 of them with children of this script.
+    monkeypatch.setattr(bench.time, "monotonic", lambda: 110.0)
+    monkeypatch.setattr(bench, "busy_seconds", lambda: 1024.0)
+    Usage.ru_utime, Usage.ru_stime = 13.0, 2.5
+    assert clock.share() == pytest.approx(0.3)
+    monkeypatch.setattr(bench, "busy_seconds", lambda: 0.0)  # a system that does not tell
+    assert clock.share() == 0.0
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system does not tell what its cores did")
+def test_busy_seconds_counts_a_busy_child():
+    before, children = bench.busy_seconds(), bench.OthersClock.now()[1]
+    subprocess.run([sys.executable, "-S", "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    others = bench.OthersClock.now()[1] - children
+    passed = bench.busy_seconds() - before
+    assert passed > 0.25 and others < passed - 0.25  # the child's time is not that of others; the system counts in ticks of 10 ms
+
+
 def test_losses_that_are_no_numbers(made_up):
     result = made_up({"2/1": {"loss": [float("nan")]}}, "--stages", "0,1", "--buckets", "none")
     assert result.status == 0 and "stages 0 and 1: differ by at most inf" in result.markdown
