@@ -209,7 +209,7 @@ static int run(int argc, char** argv, const Process& process) {
     });
     const std::vector<std::string> places = gather_texts(process, process.host + ", " + device.bus_id);
     if (!kRanksMayShareDevice) run_on_all_ranks(process, [&] { check_places_differ(places); });
-    if (!options.ignore_plan) run_on_all_ranks(process, [&] { check_fit(plan, device, process.ranks); });
+    if (!options.ignore_plan && options.show_batch < 0) run_on_all_ranks(process, [&] { check_fit(plan, device, process.ranks); });
     run_on_all_ranks(process, [&] {
         std::vector<BatchBuffers> slots;
         for (int slot = 0; slot < 2; ++slot) {

@@ -294,6 +294,21 @@ def gpu_memory_used(check: Check, name: str) -> float:
     return float(used.split()[0]) * 2**20 if used else 0.0
 
 
+def memory_problems(check: Check, name: str, options: list[Any], row: dict[str, Any]) -> list[str]:
+    """What the run took against its plan: our own bytes are equal, and what lies beside them is within the plan's reserve."""
+    done = check.run(["train_gpt", *options, "--plan", "--plan-json"], f"plan-{name}")
+    if done.status != 0:
+        return [done.problem(f"plan-{name}")]
+    plan = json.loads(done.output)
+    row["planned_bytes"], row["reserve_bytes"] = plan["stages"][plan["chosen_stage"]]["total_bytes"], plan["reserve_bytes"]
+    problems = []
+    if row["own_bytes"] != row["planned_bytes"]:
+        problems.append(f"{name}: took {row['own_bytes']:.0f} bytes of device memory, planned were {row['planned_bytes']:.0f}")
+    if row["used_bytes"] - row["own_bytes"] > row["reserve_bytes"]:
+        problems.append(f"{name}: {(row['used_bytes'] - row['own_bytes']) / 1e9:.2f} GB lie beside ours, more than the plan's reserve of {row['reserve_bytes'] / 1e9:.2f} GB (--memory-reserve)")
+    return problems
+
+
 def training(check: Check, results: dict[str, Any]) -> list[str]:
     problems = []
     for name, model in models(check).items():
@@ -310,6 +325,7 @@ def training(check: Check, results: dict[str, Any]) -> list[str]:
         row["tokens_a_step"] = run.steps[0]["tokens"]
         row["own_bytes"] = run.steps[-1]["mem_bytes"]
         row["used_bytes"] = run.end["device_used_bytes"] - before
+        problems += memory_problems(check, name, options, row)
         row["losses"] = [run.steps[0]["loss"], run.steps[-1]["loss"]]
         # Random tokens cannot be predicted: the loss begins near ln V (a little above, for the untrained logits' spread) and stays there.
         if not all(abs(loss - math.log(vocab_size)) < 1.0 for loss in row["losses"]) or len(run.steps) != STEPS:

@@ -80,7 +80,8 @@ def training_lines(results: dict[str, Any]) -> Iterator[str]:
     for name, row in results.items():
         mfu = f"MFU {100 * row['mfu']:.1f}% of datasheet, " if row["mfu"] is not None else "MFU "
         yield (f"{name}: {row['tokens_per_s']:.0f} tokens/s, {row['step_ms']:.1f} ms, {mfu}{100 * row['mfu_measured']:.1f}% of products; forward {row['forward_ms']:.1f} head and loss {row['head_ms']:.1f} "
-               f"backward {row['backward_ms']:.1f} update {row['update_ms']:.1f} ms; {row['own_bytes'] / 1e9:.2f} GB ours, {max(0, row['used_bytes'] - row['own_bytes']) / 1e9:.2f} GB beside")
+               f"backward {row['backward_ms']:.1f} update {row['update_ms']:.1f} ms; {row['own_bytes'] / 1e9:.2f} GB ours, {max(0, row['used_bytes'] - row['own_bytes']) / 1e9:.2f} GB beside of a reserve of "
+               f"{row.get('reserve_bytes', 0) / 1e9:.2f}")
 
 
 def peer_lines(results: dict[str, Any], training: dict[str, Any]) -> Iterator[str]:

@@ -70,6 +70,9 @@ esac
 # A run on random tokens: the loss stays at ln 151936.
 SPEED = """#!/usr/bin/env python3
 import json, os, sys
+if "--plan" in sys.argv:
+    print(json.dumps({"chosen_stage": 1, "reserve_bytes": RESERVE, "stages": [{"total_bytes": 31e9}, {"total_bytes": PLANNED}]}))
+    sys.exit(0)
 folder = sys.argv[sys.argv.index("--out") + 1]
 os.makedirs(folder)
 step = {"kind": "train", "loss": 11.95, "grad_norm": 1.0, "tokens": 16384, "mfu": 0.4, "mfu_measured": 0.5, "mem_bytes": 30e9, "tokens_per_s": 150.0,
@@ -79,6 +82,10 @@ with open(folder + "/metrics.jsonl", "w") as file:
         file.write(json.dumps(step) + "\\n")
     file.write(json.dumps({"kind": "event", "event": "done", "weights": "abc", "device_used_bytes": 32e9}) + "\\n")
 """
+def speed(planned: float = 30e9, reserve: float = 2e9) -> str:
+    return SPEED.replace("PLANNED", repr(planned)).replace("RESERVE", repr(reserve))
+
+
 MPIRUN = "#!/bin/sh\nshift 2\nexec \"$@\"\n"
 SANITIZER = """#!/bin/sh
 case "$*" in
@@ -188,7 +195,7 @@ def gpu_machine(pack, tmp_path, monkeypatch):
     write_program(pack / "launch", f"""#!/bin/sh
 if [ "$1" = --libraries ]; then echo "libnccl.so.2 {tmp_path}/libnccl.so.2.28.3"; exit; fi
 """ + LAUNCH.format(pack))
-    for name, text in (("bench", BENCH.replace("ERROR", "{}")), ("mpirun", MPIRUN), ("train_gpt", SPEED), ("mpi/train_gpt", SPEED), ("mpi/mpi_test_zero", TEST_GPT)):
+    for name, text in (("bench", BENCH.replace("ERROR", "{}")), ("mpirun", MPIRUN), ("train_gpt", speed()), ("mpi/train_gpt", speed()), ("mpi/mpi_test_zero", TEST_GPT)):
         write_program(pack / "bin" / name, text)
     # The stand-ins are Python programs: not through the stand-in of python3.
     for path in (pack / "bin").rglob("*"):
@@ -209,6 +216,13 @@ def gpu_check(pack: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
 
 
 STAGES_WITHOUT_SAME_RUN = "machine,tests,ranks,benchmarks,training,peer,sanitizer"  # its stand-in of the trainer is another
+
+
+@pytest.mark.parametrize("program, words", [(speed(planned=30e9 + 1), "planned were 30000000001"), (speed(reserve=1.4e9), "1.46 GB lie beside ours, more than the plan's reserve of 1.40 GB")])
+def test_memory_that_is_not_as_planned_fails_the_check(gpu_machine, program, words):
+    write_program(gpu_machine / "bin" / "train_gpt", program.replace("/usr/bin/env python3", sys.executable, 1))
+    status, output, report = gpu_check(gpu_machine, "--only", "training")
+    assert status == 1 and any(words in problem for problem in report["stages"]["training"]["problems"]), output
 
 
 def test_every_stage_of_a_gpu_machine(gpu_machine):
