@@ -745,9 +745,11 @@ def main() -> None:
     machine = f"{context.device}; {processor()}, {context.cores} cores, of which other programs took {100 * others:.0f} % meanwhile"
     refusals = {row["message"]: row["setting"] for row in reversed(summaries + swept) if "\n" in row.get("message", "")}  # reversed: the first row that has it
     reasons: dict[str, list[str]] = {}
+    not_as_planned = sum("likely_reasons" in row for row in summaries + swept)
     for row in summaries + swept:
         for reason in row.get("likely_reasons", []):
             reasons.setdefault(reason, []).append(row["setting"])
+    reason_lines = [f"{reason} ({'all of them' if len(names) == not_as_planned > 2 else '; '.join(names)})" for reason, names in reasons.items()]
 
     def section(title: str, lines: list[str], bullets: list[str] = []) -> list[str]:
         return ["", f"## {title}", "", *lines, *([""] if lines and bullets else []), *(f"- {line}" for line in bullets)] if lines or bullets else []
@@ -760,7 +762,7 @@ def main() -> None:
         *section("Measured and planned", plan_table(summaries)),
         *(section(f"Bucket sizes: stage {arguments.sweep_stage}, {arguments.ranks} ranks, {sweep_steps} steps", sweep_table(swept)) if sweep else []),
         *(line for message, name in reversed(refusals.items()) for line in section(f"What the trainer says of {name}", ["```", *message.splitlines(), "```"])),
-        *section("Likely reasons of times that are not as planned", [], [f"{reason} ({'; '.join(names)})" for reason, names in reasons.items()]),
+        *section("Likely reasons of times that are not as planned", [], reason_lines),
         *section("Loss curves", [], [*losses, "![loss curves](loss.png)" if drawn else "no loss.png: matplotlib is not installed"]),
         *section("How to read this", [], notes),
         *section("Faults", [], faults)]) + "\n"
