@@ -733,7 +733,6 @@ def main() -> None:
         row.given_step_ms = computation_ms(row.setting, base, context.shared)
         plan_row(row, trainer, words, context.link_bytes_per_s if row.setting.ranks > 1 else None, arguments.timeout)
 
-    # The sweep is compared with itself: its runs are shorter.
     summaries = [summary(row, base, context) for row in rows]
     swept = [summary(row, base, context) for row in sweep]
     faults = faults_of(summaries + swept)
