@@ -9,7 +9,7 @@
 #
 # With 4 GPUs of 80 GB or more the 4B model trains a few steps. On a CPU nobody has the memory: its runs allocate everything at
 # full size on a card of 80 GB that hostcuda plays (HOSTCUDA_MEMORY), which takes no memory as long as nothing is written, and the
-# twin trains: under a minute on two cores, in half a GB. LLMZERO_TRAINER names another binary than ./train_gpt.
+# twin trains: under a minute on two cores, in less than a GB. LLMZERO_TRAINER names another binary than ./train_gpt.
 set -euo pipefail
 export LC_ALL=C
 trainer=${LLMZERO_TRAINER:+$(realpath -ms "$LLMZERO_TRAINER")}
@@ -83,7 +83,7 @@ log=$folder/output
 # What there is to run on
 gpus=0
 gpu_bytes=0
-if ldd "$trainer" 2>/dev/null | grep -q libcudart; then
+if [[ $(ldd "$trainer" 2>/dev/null) == *libcudart* ]]; then
     while read -r mib; do
         gpus=$((gpus + 1))
         if [ "$gpu_bytes" -eq 0 ] || [ $((mib << 20)) -lt "$gpu_bytes" ]; then gpu_bytes=$((mib << 20)); fi
