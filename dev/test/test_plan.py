@@ -72,7 +72,7 @@ def test_cells_are_compared_to_their_last_digit():
 CASES = {
     "small": ["--ranks", "4", "--total-batch", "32768"],
     "one rank": ["--preset", "124M"],
-    "many ranks": ["--preset", "qwen2.5-7B", "--ranks", "64", "--grad-accum", "20", "--zero-stage", "3", "--link", "nvlink=450:3,ib=50:5", "--bucket-mb", "0"],
+    "many ranks": ["--preset", "qwen2.5-7B", "--ranks", "48", "--grad-accum", "20", "--zero-stage", "3", "--link", "nvlink=450:3,ib=50:5", "--bucket-mb", "0"],
     "does not fit": ["--preset", "4B", "--ranks", "4", "--device-memory", "24GB", "--zero-stage", "2", "--grad-accum", "3", "--micro-batch", "4"],
     "never fits": ["--preset", "4B", "--ranks", "4", "--device-memory", "2.5GB"],
     "one link": ["--preset", "1.5B", "--ranks", "16", "--link", "ethernet=3:20", "--no-overlap", "--recompute", "block", "--lmhead-chunks", "4", "--zero-stage", "0",
@@ -173,9 +173,9 @@ def test_a_hundred_thousand_ranks_are_planned_in_little_memory():
     assert "4.01B parameters in bf16; 100000 ranks" in text and rows(text, "a step on more ranks")["100000"][6].endswith(" %")
 
 
-def test_anything_but_a_plan_fails_in_that_environment(data):
+def test_anything_but_a_plan_fails_in_that_environment(data, tmp_path):
     """So that the test above can fail: MPI does not start, and the device is too small."""
-    command = [str(TRAINER), *SMALL, "--train-data", f"{data}/train_*.bin", "--val-data", f"{data}/val_*.bin", "--show-batch", "0"]
+    command = [str(TRAINER), *SMALL, "--train-data", f"{data}/train_*.bin", "--val-data", f"{data}/val_*.bin", "--out", str(tmp_path / "run"), "--allocate-only"]
     statuses = []
     for environment in (dict(os.environ), environment_without_launchers(), {**os.environ, "HOSTCUDA_MEMORY": "1MB"}):
         done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=60)
@@ -457,7 +457,6 @@ def test_the_largest_is_planned(options):
 def test_sanitizers_find_nothing():
     for options, status, words in CHECKED:
         expect_refusal(run_plan(*options, trainer=CHECKED_TRAINER), status, words)
-    for options in [*LARGEST, CASES["does not fit"], CASES["never fits"]]:
-        for json_too in ([], ["--plan-json"]):
-            done = run_plan(*json_too, *options, trainer=CHECKED_TRAINER)
-            assert done.returncode == 0 and done.stderr == "", (options, done.stderr)
+    for options in [*LARGEST[1:], [*LARGEST[-1], "--plan-json"], CASES["does not fit"], CASES["never fits"]]:  # the first takes seconds, and has the sizes of the second
+        done = run_plan(*options, trainer=CHECKED_TRAINER)
+        assert done.returncode == 0 and done.stderr == "", (options, done.stderr)
