@@ -2,6 +2,7 @@
 # Compiles and links the trainer with nvcc for the cards that a build without a GPU is for, and checks what can be checked without one:
 #   - it holds machine code for sm_80, sm_89 and sm_90a, and PTX for newer cards;
 #   - its kernels are as recorded in dev/gpu/kernels.md, and none spills (make check-kernel-table);
+#   - it plans what the CPU build plans, byte for byte: memory, bytes sent, times, advice;
 #   - without a GPU it says so in one clear line and exits with 1 (skipped where a GPU is).
 # All other GPU programs, FP32 and collectives over MPI included, are built by dev/gpu/pack.sh, for one card. The last line is `N passed, N failed[, N skipped]`; the exit status is 1 when anything failed.
 set -euo pipefail
@@ -34,6 +35,21 @@ else
     fail "the kernels are not as recorded in dev/gpu/kernels.md, or the table could not be made:"
     grep -v -e '/nvcc ' -e 'ptxas.txt ||' "$table_log" | sed 's/^/    /'
 fi
+
+# --plan needs no device. The free disk space may change between the two.
+make DEVICE=cpu "build/cpu-BF16/$program"
+plan_of() {
+    "$@" --plan --plan-json 2>&1 </dev/null | grep -v '"free_disk_bytes"'
+}
+for options in '--preset 4B --ranks 4 --zero-stage 3 --device-memory 80GB' '--preset qwen2.5-3B --ranks 16 --recompute block --micro-batch 4 --device-memory 24GB'; do
+    read -ra words <<<"$options"
+    if on_cuda=$(plan_of "$variant/$program" "${words[@]}") && on_cpu=$(plan_of "build/cpu-BF16/$program" "${words[@]}") && [ "$on_cuda" = "$on_cpu" ]; then
+        pass "the plan of $options is the CPU build's"
+    else
+        fail "the plan of $options differs from the CPU build's, or one of them fails:"
+        diff <(printf '%s\n' "${on_cuda:-}") <(printf '%s\n' "${on_cpu:-}") | head -n 20 | sed 's/^/    /' || true
+    fi
+done
 
 # A toolkit that has only the compiler got its disassembler for the table.
 PATH="$PWD/build/gpu-tools/nvidia/cu13/bin:$PATH"
