@@ -51,6 +51,9 @@ inline double measure_product_flops() {
     for (int n = 512; n <= 8192; n *= 2) {
         DeviceMemory memory;
         const size_t count = static_cast<size_t>(n) * n;
+        size_t free_bytes = 0, device_bytes = 0;
+        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));
+        if (n > 512 && 3 * count * sizeof(floatX) > free_bytes / 2) break;  // a small device, or one that others use
         floatX* matrices = memory.allocate<floatX>("other", "matrices of the speed measurement", 3 * count);
         init_normal(matrices, 3 * count, 0, 0, 1.0f, stream);
         float ms = 0;

@@ -113,7 +113,7 @@ const Row kRows[] = {
     {"plan-json", L, &Options::plan_json, 0, 0, nullptr, "print the plan as one JSON object", nullptr, Flag},
     {"ranks", L, &Options::ranks, 1, 1 << 20, nullptr, "ranks to plan for; default: those that were started"},
     {"ranks-per-node", L, &Options::ranks_per_node, 1, 1 << 20, nullptr, "ranks that the first link of --link joins"},
-    {"link", L, &Options::link, 0, 0, nullptr, "name=GB/s[:latency in microseconds] of each link to plan for, with commas; the first joins the ranks of a node, the last the nodes"},
+    {"link", L, &Options::link, 0, 0, nullptr, "name=GB/s[:latency in microseconds] of each link to plan for, with commas: what one rank can send over it; the first joins the ranks of a node, the last the nodes"},
     {"params", L, &Options::params, 1, 1e15, nullptr, "plan for a number of parameters, such as 502.2M, 70B or 1.3e9, and no model: arithmetic of what ZeRO shards and sends", nullptr, Count},
     {"grad-accum", L, &Options::grad_accum, 1, 1 << 30, nullptr, "micro-steps a step, in place of --total-batch"},
     {"step-seconds", L, &Options::step_seconds, kTiny, 1e9, nullptr, "measured seconds that a rank computes for a step; takes the place of --device-tflops and --mfu"},
@@ -525,6 +525,12 @@ ModelConfig model_config_from_options(Options& o) {
     if (o.untied >= 0) config.tied = o.untied == 0;
     if (o.qkv_bias >= 0) config.qkv_bias = o.qkv_bias != 0;
     if (o.qk_norm >= 0) config.qk_norm = o.qk_norm != 0;
+    for (size_t i = 0; i < std::min(kRowCount, o.sources.size()); ++i) {
+        const std::string name = kRows[i].name;
+        if (kRows[i].group != M || o.sources[i] == Options::Source::Default || name == "preset" || name == "model" || name == "from-config") continue;
+        config.name += ", changed";
+        break;
+    }
     try {
         config.validate();
     } catch (const Error& error) {

@@ -146,11 +146,13 @@ public:
         return true;
     }
 
-    // Every lever pulled.
+    // Every lever pulled that makes it smaller.
     RunShape smallest(RunShape shape) const {
         shape.stage = 3;
-        shape.bucket_mb = 0;
         shape.recompute = "block";
+        RunShape layer_by_layer = shape;
+        layer_by_layer.bucket_mb = 0;
+        if (memory_of(layer_by_layer).memory.total_bytes < memory_of(shape).memory.total_bytes) shape = layer_by_layer;
         const std::vector<RunShape> smaller = with_smaller_micro_batch(shape);
         if (!smaller.empty()) shape = smaller.back();
         const std::vector<RunShape> chunked = with_more_chunks(shape);
@@ -210,18 +212,27 @@ std::string options_between(const RunShape& from, const RunShape& to) {
     return text;
 }
 
+// As many devices as one can rent who needs so many: a part of a node, or whole nodes.
+int rentable(int ranks, int ranks_per_node) {
+    int part = 1;
+    while (part < ranks) part *= 2;
+    return part < ranks_per_node ? part : (ranks + ranks_per_node - 1) / ranks_per_node * ranks_per_node;
+}
+
 void add_advice(Plan& plan, const Planner& planner) {
     const RunShape& asked = plan.request.shape;
-    const auto add = [&](const RunShape& shape) {
+    // Returns its number.
+    const auto add = [&](const RunShape& shape) -> int {
         std::string options = options_between(asked, shape);
         // With other ranks or micro-batches as many micro-steps need another total, or one where none was given.
         if (shape.ranks != asked.ranks || shape.micro_batch != asked.micro_batch) options += format(" --total-batch %.0f", shape.step_tokens());
-        for (const Advice& known : plan.advice) {
-            if (known.options == options) return;
+        for (size_t i = 0; i < plan.advice.size(); ++i) {
+            if (plan.advice[i].options == options) return static_cast<int>(i);
         }
         plan.advice.push_back({options, planner.case_of(shape)});
+        return static_cast<int>(plan.advice.size()) - 1;
     };
-    if (plan.recommended >= 0) add(plan.stages[plan.recommended].shape);
+    if (plan.recommended >= 0) plan.best_advice = add(plan.stages[plan.recommended].shape);
     // One lever at a time, at the stage asked for; where no stage fits as it is, at the first one that a single lever is enough for.
     using Lever = std::vector<RunShape> (Planner::*)(const RunShape&) const;
     RunShape found;
@@ -232,14 +243,16 @@ void add_advice(Plan& plan, const Planner& planner) {
             break;
         }
     }
+    // More ranks and nothing else: at the stage that needs fewest.
+    RunShape fewest;
     for (int stage = asked.stage; stage <= (plan.recommended >= 0 ? asked.stage : 3); ++stage) {
-        if (!planner.enough_ranks(plan.stages[stage].shape, &found)) continue;
-        add(found);
-        break;
+        if (planner.enough_ranks(plan.stages[stage].shape, &found) && (fewest.ranks <= asked.ranks || found.ranks < fewest.ranks)) fewest = found;
     }
+    if (fewest.ranks > asked.ranks) add(fewest);
     CasePlan fastest;
     if (planner.fastest_combination(asked, &fastest)) {
-        add(fastest.shape);
+        const int combination = add(fastest.shape);
+        if (plan.best_advice < 0) plan.best_advice = combination;
         return;
     }
     // Nothing on as many ranks. What is left at the least setting says why, and more ranks share the state alone.
@@ -250,13 +263,17 @@ void add_advice(Plan& plan, const Planner& planner) {
     const size_t state = state_of(bill);
     const std::string levers = options_between(asked, smallest);
     const size_t gradient_bytes = asked.fp32_gradients ? sizeof(float) : plan.request.element_bytes;
-    plan.why_not = format("With everything this program has for saving memory (%s) a rank still needs %s: %s of state (%s parameters x %zu bytes over %d ranks), %s of activations, %s of buffers; "
+    plan.why_not = format("With everything this program has for saving memory (%s) a rank still needs %s: %s of state (%s parameters x %zu bytes over %d rank%s), %s of activations, %s of buffers; "
                           "with the reserve that is more than the device's %s.",
                           levers.empty() ? "as it is" : levers.c_str(), format_bytes(bill.total_bytes).c_str(), format_bytes(state).c_str(), format_count(plan.table.parameter_count()).c_str(),
-                          plan.request.element_bytes + gradient_bytes + 3 * sizeof(float), asked.ranks, format_bytes(bill.bytes_of("activations")).c_str(),
+                          plan.request.element_bytes + gradient_bytes + 3 * sizeof(float), asked.ranks, asked.ranks == 1 ? "" : "s",
+                          format_bytes(bill.bytes_of("activations")).c_str(),
                           format_bytes(bill.bytes_of("buffers") + bill.bytes_of("staging")).c_str(), format_bytes(plan.request.device_bytes).c_str());
     if (planner.enough_ranks(smallest, &found)) {
-        add(found);
+        plan.best_advice = add(found);
+        RunShape rented = asked;
+        rented.ranks = rentable(found.ranks, plan.request.ranks_per_node);
+        if (planner.fastest_combination(rented, &fastest)) plan.best_advice = add(fastest.shape);
         return;
     }
     RunShape many = smallest;
@@ -300,13 +317,14 @@ Plan make_plan(const PlanRequest& request, const CountRun& count_run) {
     for (const CasePlan& candidate : plan.stages) {
         if (candidate.fits) shortest = std::min(shortest, candidate.time.seconds);
     }
-    const auto price = [&](int stage) { return std::tuple(plan.stages[stage].sent_bytes, plan.stages[stage].memory.total_bytes, stage != request.shape.stage); };
+    // The stage asked for is as good as one that only takes less memory.
+    const auto price = [&](int stage) { return std::tuple(plan.stages[stage].sent_bytes, stage != request.shape.stage, plan.stages[stage].memory.total_bytes); };
     for (int stage = 0; stage <= 3; ++stage) {
         if (!plan.stages[stage].fits || plan.stages[stage].time.seconds > shortest * (1 + kEqual)) continue;
         if (plan.recommended < 0 || price(stage) < price(plan.recommended)) plan.recommended = stage;
     }
     if (!plan.asked().fits) add_advice(plan, planner);
-    for (const int ranks : scaling_ranks(request.shape.ranks)) {
+    for (const int ranks : scaling_ranks(plan.chosen().shape.ranks)) {
         ScalingRow row;
         row.ranks = ranks;
         RunShape shape = plan.chosen().shape;

@@ -87,13 +87,14 @@ struct Plan {
     std::vector<CasePlan> stages;    // 0 to 3
     int recommended = -1;            // the stage that fits with the shortest step, of equals the one that sends least, then takes least, then the one asked for; -1 = none
     std::vector<Advice> advice;      // where the stage asked for does not fit: single changes, nearest first, then the fastest combination on as many ranks
+    int best_advice = -1;            // of advice: the recommended stage, else the fastest on as many ranks, else on the fewest that one can rent (whole nodes); -1 = none
     std::string why_not;             // where no change on as many ranks makes it fit: what is in the way
-    std::vector<ScalingRow> scaling; // of the recommended stage, or of the one asked for, with the same work on each rank
+    std::vector<ScalingRow> scaling; // of chosen(), with the same work on each rank
     double checkpoint_bytes = 0;     // of one: parameters, and fp32 master weights and two moments
 
     const CasePlan& asked() const { return stages[request.shape.stage]; }
-    // The stage the time table and the price are about.
-    const CasePlan& chosen() const { return stages[recommended >= 0 ? recommended : request.shape.stage]; }
+    // What is recommended, or where nothing fits the stage asked for: what hours, price and scaling are of.
+    const CasePlan& chosen() const { return recommended >= 0 ? stages[recommended] : best_advice >= 0 ? advice[best_advice].result : asked(); }
 };
 
 // Everything; a fraction of a second. Throws Error for what no 64 bits hold.

@@ -111,19 +111,12 @@ std::string advice_text(const Plan& plan) {
     }
     std::string text = format("stage %d does not fit: %s and %s of reserve are more than %s.\n", asked.stage, format_bytes(plan.asked().memory.total_bytes).c_str(),
                               format_bytes(plan.request.reserve_bytes).c_str(), format_bytes(plan.request.device_bytes).c_str());
-    // Cheapest: most tokens a second from each rank that is paid for.
-    const Advice* best = nullptr;
     add_price_heading(table, plan, "what makes it fit, and its price");
     add_price_row(table, plan, "(as asked)", plan.asked());
-    for (const Advice& advice : plan.advice) {
-        add_price_row(table, plan, advice.options, advice.result);
-        const auto rate = [](const Advice& a) { return a.result.tokens_per_s() / a.result.shape.ranks; };
-        const bool same_ranks = advice.result.shape.ranks == asked.ranks;
-        if (!best || (same_ranks && best->result.shape.ranks != asked.ranks) || (same_ranks && rate(advice) > 1.001 * rate(*best))) best = &advice;
-    }
-    if (best) text += table.text();
+    for (const Advice& advice : plan.advice) add_price_row(table, plan, advice.options, advice.result);
+    if (!plan.advice.empty()) text += table.text();
     if (!plan.why_not.empty()) text += plan.why_not + "\n";
-    if (best) text += format("recommended: %s\n", plan.recommended >= 0 ? format("--zero-stage %d", plan.recommended).c_str() : best->options.c_str());
+    if (plan.best_advice >= 0) text += "recommended: " + plan.advice[plan.best_advice].options + "\n";
     return text;
 }
 
@@ -166,16 +159,21 @@ std::string scaling_text(const Plan& plan) {
         cells.push_back(format("%.1f %%", 100 * row.plan.tokens_per_s() / row.ranks / alone));
         table.row("  " + std::to_string(row.ranks), cells);
     }
-    return format("a step on more ranks, stage %d, the same work on each rank (%s)\n", plan.chosen().shape.stage, network_text(plan.request).c_str()) + table.text();
+    return format("a step on more ranks: stage %d%s, the same work on each rank; tokens/s with the ring in one node, else hierarchical\n(%s)\n", plan.chosen().shape.stage,
+                  plan.chosen().shape.stage == plan.request.shape.stage && plan.best_advice < 0 ? "" : " as recommended", network_text(plan.request).c_str()) + table.text();
 }
+
+// "3.2 hours", or minutes of a short run.
+std::string duration(double seconds) { return seconds < 3600 ? format("%.3g minutes", seconds / 60) : format("%.4g hours", seconds / 3600); }
 
 std::string run_text(const Plan& plan) {
     const PlanRequest& request = plan.request;
     const CasePlan& c = plan.chosen();
     if (request.steps == 0) return "run:  --steps, or --epochs and data that is there, give hours and price\n";
-    const double hours = request.steps * c.time.seconds / 3600, device_hours = hours * c.shape.ranks;
-    std::string text = format("run:  stage %d, %lld steps, %s tokens: %.4g hours, %.4g device-hours", c.shape.stage, request.steps, format_count(request.steps * c.shape.step_tokens()).c_str(), hours,
-                              device_hours);
+    if (!c.fits) return "run:  it does not fit\n";
+    const double seconds = request.steps * c.time.seconds, device_hours = seconds / 3600 * c.shape.ranks;
+    std::string text = format("run:  stage %d on %d rank%s%s, %lld steps, %s tokens: %s, %.4g device-hours", c.shape.stage, c.shape.ranks, c.shape.ranks == 1 ? "" : "s",
+                              plan.best_advice >= 0 ? " as recommended" : "", request.steps, format_count(request.steps * c.shape.step_tokens()).c_str(), duration(seconds).c_str(), device_hours);
     text += request.price > 0 ? format(", cost %.6g at %.6g each\n", device_hours * request.price, request.price) : "; --price gives their cost\n";
     return text;
 }
@@ -238,6 +236,7 @@ std::string plan_json(const Plan& plan) {
     json["recommended_stage"] = plan.recommended >= 0 ? ordered_json(plan.recommended) : ordered_json();
     json["advice"] = ordered_json::array();
     for (const Advice& advice : plan.advice) json["advice"].push_back({{"options", advice.options}, {"ranks", advice.result.shape.ranks}, {"result", case_json(advice.result)}});
+    json["recommended_options"] = plan.best_advice >= 0 ? ordered_json(plan.advice[plan.best_advice].options) : ordered_json();
     json["why_not"] = plan.why_not;
     json["scaling"] = ordered_json::array();
     for (const ScalingRow& row : plan.scaling) {
