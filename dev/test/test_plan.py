@@ -69,6 +69,15 @@ def test_cells_are_compared_to_their_last_digit():
     assert shows("17.3k", 17348) and not shows("17.3k", 17352) and shows("3.26e+07", 32.64e6) and not shows("3.26e+07", 32.66e6)
 
 
+def expect_run_line(text: str, stage: int, ranks: int, steps: int, tokens_per_step: float, hours: float) -> None:
+    line = r"^run:  stage (\d) on (\d+) ranks?(?: as recommended)?, (\d+) steps, (\S+) tokens: (\S+) (minutes|hours), (\S+) device-hours(?:, cost|;)"
+    found = re.search(line, text, re.MULTILINE)
+    assert found, text
+    assert [int(number) for number in found.groups()[:3]] == [stage, ranks, steps]
+    assert shows(found.group(4), steps * tokens_per_step) and shows(found.group(5), hours, 1 / 60 if found.group(6) == "minutes" else 1)
+    assert (found.group(6) == "minutes") == (hours < 1) and shows(found.group(7), hours * ranks)
+
+
 CASES = {
     "small": ["--ranks", "4", "--total-batch", "32768"],
     "one rank": ["--preset", "124M"],
@@ -131,9 +140,14 @@ def test_text_and_json_say_the_same(name):
             assert cells[2] == "the same" if abs(change) < 0.05 else shows(cells[2].removesuffix(" %"), change)
         assert plan["why_not"] in text
         recommended = re.search(r"^recommended: (.*)$", text, re.MULTILINE)
-        assert recommended.group(1) in {advice["options"] for advice in plan["advice"]} if plan["advice"] else recommended is None
+        assert recommended.group(1) == plan["recommended_options"] if plan["advice"] else recommended is None and plan["recommended_options"] is None
 
-    scaling = rows(text, "a step on more ranks")
+    # Scaling, hours and price are of what is recommended.
+    chosen, ranks = stages[asked if plan["recommended_stage"] is None else plan["recommended_stage"]], plan["ranks"]
+    for advice in plan["advice"]:
+        if advice["options"] == plan["recommended_options"]:
+            chosen, ranks = advice["result"], advice["ranks"]
+    scaling = rows(text, "(8 ranks a node, joined by ")
     assert list(scaling) == ["ranks", *(str(row["ranks"]) for row in plan["scaling"])]
     alone = plan["scaling"][0]["tokens_per_s"]
     for row in plan["scaling"]:
@@ -142,12 +156,14 @@ def test_text_and_json_say_the_same(name):
         for label, cell in zip(scaling["ranks"][1:5], cells[1:5]):
             assert shows(cell, row["step_seconds"][label.removesuffix(", ms")], 1e-3)
         assert shows(cells[5], row["tokens_per_s"]) and shows(cells[6].removesuffix(" %"), 100 * row["tokens_per_s"] / row["ranks"] / alone)
-    assert plan["ranks"] in [row["ranks"] for row in plan["scaling"]]
+    assert [row["total_bytes"] for row in plan["scaling"] if row["ranks"] == ranks] == [chosen["total_bytes"]]
+    assert text[:text.index("(8 ranks a node")].splitlines()[-1].startswith(f"a step on more ranks: stage {chosen['stage']}")
 
-    chosen = stages[asked if plan["recommended_stage"] is None else plan["recommended_stage"]]
     assert plan["hours"] == pytest.approx(500 * chosen["step_seconds"] / 3600)
-    stage, steps, hours, device_hours = re.search(r"^run:  stage (\d), (\d+) steps, .* tokens: (\S+) hours, (\S+) device-hours", text, re.MULTILINE).groups()
-    assert (int(stage), int(steps)) == (chosen["stage"], 500) and shows(hours, plan["hours"]) and shows(device_hours, plan["hours"] * plan["ranks"])
+    if chosen["fits"]:
+        expect_run_line(text, chosen["stage"], ranks, 500, plan["tokens_per_step"] / plan["ranks"] * ranks, plan["hours"])
+    else:
+        assert "\nrun:  it does not fit\n" in text
     for word in ("nan", "inf "):
         assert word not in text.lower()
 
@@ -170,7 +186,7 @@ def test_a_hundred_thousand_ranks_are_planned_in_little_memory():
     assert status == 0 and peak_kb < 200_000
     text = plan_text(*options)
     assert run_plan(*options, HOSTCUDA_MEMORY="1MB").stdout == text
-    assert "4.01B parameters in bf16; 100000 ranks" in text and rows(text, "a step on more ranks")["100000"][6].endswith(" %")
+    assert "4.01B parameters in bf16; 100000 ranks" in text and rows(text, "(8 ranks a node")["100000"][6].endswith(" %")
 
 
 def test_anything_but_a_plan_fails_in_that_environment(data, tmp_path):
@@ -286,7 +302,7 @@ def expect_advice_to_hold(asked: list[str], plan: dict) -> None:
         result = again["stages"][again["chosen_stage"]]
         assert result["fits"] and result == advice["result"] and again["ranks"] == advice["ranks"], advice["options"]
         assert again["advice"] == [] and again["recommended_stage"] is not None
-        if advice["ranks"] > plan["ranks"]:
+        if advice["ranks"] > plan["ranks"] and advice["options"] != plan["recommended_options"]:  # that is for as many ranks as one can rent
             fewer = plan_json(*asked, *options_for_plan(advice["options"], advice["ranks"] - 1))
             assert not fewer["stages"][fewer["chosen_stage"]]["fits"], advice["options"]
 
@@ -301,10 +317,13 @@ def test_a_model_of_70_billion_parameters_on_eight_cards(tmp_path):
     assert f"{parameters * 16 / 8 / 1e9:.2f} GB of state (70.55B parameters x 16 bytes over 8 ranks)" in plan["why_not"] and plan["why_not"] in text
     state = sum(plan["stages"][3]["memory_bytes"][category] for category in ("parameters", "gradients", "optimizer"))
     assert state == pytest.approx(141.1e9, rel=1e-3) and state == pytest.approx(2 * parameters, rel=1e-4)
-    assert len(plan["advice"]) == 2 and all(advice["ranks"] > 8 for advice in plan["advice"])  # stage 3 alone on more ranks, and everything on fewer
-    expect_advice_to_hold(asked, {**plan, "ranks": 8})
-    (recommended,) = re.findall(r"^recommended: (.*)$", text, re.MULTILINE)
-    assert recommended in [advice["options"] for advice in plan["advice"]]
+    # Stage 3 alone on more ranks, everything on the fewest, and the fastest on as many whole nodes.
+    assert len(plan["advice"]) == 3
+    alone, fewest, recommended = plan["advice"]
+    assert alone["ranks"] > recommended["ranks"] >= fewest["ranks"] > 8 and recommended["ranks"] == (fewest["ranks"] + 7) // 8 * 8
+    assert recommended["result"]["tokens_per_s"] / recommended["ranks"] > fewest["result"]["tokens_per_s"] / fewest["ranks"]
+    assert plan["recommended_options"] == recommended["options"] and f"\nrecommended: {recommended['options']}\n" in text
+    expect_advice_to_hold([*asked, "--ranks", "8"], plan)
 
 
 @pytest.mark.parametrize("asked", [["--preset", "4B", "--ranks", "4", "--device-memory", "24GB", "--grad-accum", "3", "--micro-batch", "4", "--zero-stage", "1"],
@@ -329,10 +348,9 @@ def test_hours_and_cost():
     step_seconds = plan["stages"][plan["recommended_stage"]]["step_seconds"]
     hours = 20000 * step_seconds / 3600
     assert plan["tokens_per_step"] == 4 * 2048 * 4 * 16 and plan["steps"] == 20000 and plan["hours"] == pytest.approx(hours)
-    found = re.search(r"^run:  stage (\d), 20000 steps, (\S+) tokens: (\S+) hours, (\S+) device-hours, cost (\S+) at 2.5 each$", text, re.MULTILINE)
-    stage, tokens, shown, device_hours, cost = found.groups()
-    assert int(stage) == plan["recommended_stage"]
-    assert shows(tokens, 20000 * plan["tokens_per_step"]) and shows(shown, hours) and shows(device_hours, hours * 16) and shows(cost, hours * 16 * 2.5)
+    expect_run_line(text, plan["recommended_stage"], 16, 20000, plan["tokens_per_step"], hours)
+    (cost,) = re.findall(r"^run:  .*, cost (\S+) at 2.5 each$", text, re.MULTILINE)
+    assert shows(cost, hours * 16 * 2.5)
     assert "; --price gives their cost\n" in plan_text(*asked[:-2])
 
 
