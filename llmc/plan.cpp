@@ -28,6 +28,15 @@ size_t extrapolate(size_t before_last, size_t last, size_t more) {
 
 double extrapolate(double before_last, double last, size_t more) { return last + (last - before_last) * static_cast<double>(more); }
 
+// Speeds that differ by less than this differ by nothing that the model of the network knows.
+constexpr double kEqual = 1e-3;
+
+// Of two on as many ranks: faster, or as fast and sends less.
+bool is_better(const CasePlan& a, const CasePlan& b) {
+    const double ratio = a.tokens_per_s() / b.tokens_per_s();
+    return ratio > 1 + kEqual || (ratio > 1 / (1 + kEqual) && a.sent_bytes < b.sent_bytes);
+}
+
 class Planner {
 public:
     Planner(const PlanRequest& request, const CountRun& count_run) : request_(request), count_run_(count_run), table_(make_param_table(request.shape.config)) {}
@@ -163,7 +172,7 @@ public:
         return shape;
     }
 
-    // Of each stage and level of recomputation the least change that fits; of these the fastest.
+    // Of each stage and level of recomputation the least change that fits; of these the best.
     bool fastest_combination(const RunShape& asked, CasePlan* best) const {
         bool found = false;
         for (int turn = 0; turn <= 3; ++turn) {
@@ -185,7 +194,7 @@ public:
                 }
                 if (!first_that_fits(all, &shape)) continue;
                 const CasePlan plan = case_of(shape);
-                if (found && plan.tokens_per_s() <= best->tokens_per_s()) continue;
+                if (found && !is_better(plan, *best)) continue;
                 *best = plan;
                 found = true;
             }
@@ -251,8 +260,11 @@ void add_advice(Plan& plan, const Planner& planner) {
     if (fewest.ranks > asked.ranks) add(fewest);
     CasePlan fastest;
     if (planner.fastest_combination(asked, &fastest)) {
-        const int combination = add(fastest.shape);
-        if (plan.best_advice < 0) plan.best_advice = combination;
+        add(fastest.shape);
+        for (size_t i = 0; plan.recommended < 0 && i < plan.advice.size(); ++i) {  // of equals the first, which changes least
+            const CasePlan& result = plan.advice[i].result;
+            if (result.shape.ranks == asked.ranks && (plan.best_advice < 0 || is_better(result, plan.advice[plan.best_advice].result))) plan.best_advice = static_cast<int>(i);
+        }
         return;
     }
     // Nothing on as many ranks. What is left at the least setting says why, and more ranks share the state alone.
@@ -311,8 +323,6 @@ Plan make_plan(const PlanRequest& request, const CountRun& count_run) {
         shape.stage = stage;
         plan.stages.push_back(planner.case_of(shape));
     }
-    // Times that differ by less than this differ by nothing that the model of the network knows.
-    constexpr double kEqual = 1e-3;
     double shortest = std::numeric_limits<double>::infinity();
     for (const CasePlan& candidate : plan.stages) {
         if (candidate.fits) shortest = std::min(shortest, candidate.time.seconds);

@@ -229,7 +229,7 @@ std::string plan_json(const Plan& plan) {
     };
     ordered_json json = {{"model", shape.config.name}, {"parameters", plan.table.parameter_count()}, {"ranks", shape.ranks}, {"device_memory_bytes", request.device_bytes},
                          {"reserve_bytes", request.reserve_bytes}, {"micro_batch", shape.micro_batch}, {"seq_len", shape.seq_len}, {"micro_steps", shape.micro_steps},
-                         {"tokens_per_step", shape.step_tokens()}, {"flops_per_s", request.flops_per_s}};
+                         {"tokens_per_step", std::llround(shape.step_tokens())}, {"flops_per_s", request.flops_per_s}};
     json["stages"] = ordered_json::array();
     for (const CasePlan& c : plan.stages) json["stages"].push_back(case_json(c));
     json["chosen_stage"] = shape.stage;
