@@ -539,7 +539,8 @@ ModelConfig model_config_from_options(Options& o) {
     if (!o.given("seq-len")) o.seq_len = std::min(o.seq_len, config.max_seq_len);
     if (o.seq_len > config.max_seq_len)
         usage("--seq-len %d is longer than the model's longest sequence %d; use at most that, or raise --max-seq-len", o.seq_len, config.max_seq_len);
-    const long long rows = static_cast<long long>(o.micro_batch) * o.seq_len, most_rows = std::numeric_limits<int>::max();
+    // Products and kernels count rows in an int, and round them up to tiles and slices.
+    const long long rows = static_cast<long long>(o.micro_batch) * o.seq_len, most_rows = 1LL << 30;
     if (rows > most_rows)
         usage("--micro-batch %d x --seq-len %d = %lld rows of a micro-batch are more than the %lld that products and kernels count; use at most --micro-batch %lld with this --seq-len",
               o.micro_batch, o.seq_len, rows, most_rows, most_rows / o.seq_len);

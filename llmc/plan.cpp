@@ -142,9 +142,9 @@ public:
         };
         int below = shape.ranks, above = shape.ranks;
         do {
-            if (above > kMostRanks / 2) return false;
+            if (above >= kMostRanks) return false;
             below = above;
-            above *= 2;
+            above = std::min(2 * above, kMostRanks);
         } while (!fits_on(above));
         while (above - below > 1) {
             const int middle = below + (above - below) / 2;

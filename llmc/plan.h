@@ -85,7 +85,7 @@ struct Plan {
     PlanRequest request;
     ParamTable table;
     std::vector<CasePlan> stages;    // 0 to 3
-    int recommended = -1;            // the stage that fits with the shortest step, of equals the one that sends least, then takes least, then the one asked for; -1 = none
+    int recommended = -1;            // the stage that fits with the shortest step, of equals the one that sends least, then the one asked for, then the one that takes least; -1 = none
     std::vector<Advice> advice;      // where the stage asked for does not fit: single changes, nearest first, then the fastest combination on as many ranks
     int best_advice = -1;            // of advice: the recommended stage, else the fastest on as many ranks, else on the fewest that one can rent (whole nodes); -1 = none
     std::string why_not;             // where no change on as many ranks makes it fit: what is in the way

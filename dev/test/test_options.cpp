@@ -473,9 +473,9 @@ TEST(Options, ChunksOfTheHeadDivideTheRowsOfAMicroBatch) {
 }
 
 TEST(Options, TheNearestChunksOfManyRowsAreFoundAtOnce) {
-    // 2039 and 1048573 are prime: nothing but them divides the rows, and counting up from --lmhead-chunks takes 2 x 10^9 divisions.
-    Options o = parse({"--micro-batch", "1048573", "--seq-len", "2039", "--max-seq-len", "2039", "--lmhead-chunks", "1048575"});
-    expect_error<UsageError>([&] { model_config_from_options(o); }, {"2138040347 rows", "try 1048573 or 2138040347"});
+    // 1021 and 1048573 are prime: nothing but them divides the rows, and counting up from --lmhead-chunks takes 10^9 divisions.
+    Options o = parse({"--micro-batch", "1048573", "--seq-len", "1021", "--max-seq-len", "1021", "--lmhead-chunks", "1048575"});
+    expect_error<UsageError>([&] { model_config_from_options(o); }, {"1070593033 rows", "try 1048573 or 1070593033"});
 }
 
 TEST(Options, RowsOfAMicroBatchFitAnInt) {
@@ -483,10 +483,10 @@ TEST(Options, RowsOfAMicroBatchFitAnInt) {
         Options o = parse({"--micro-batch", micro_batch, "--seq-len", seq_len, "--max-seq-len", seq_len});
         model_config_from_options(o);
     };
-    EXPECT_NO_THROW(rows("511", "4194304"));
-    EXPECT_NO_THROW(rows("1048576", "2047"));
-    expect_error<UsageError>([&] { rows("512", "4194304"); }, {"--micro-batch 512", "--seq-len 4194304", "2147483648 rows", "2147483647", "at most --micro-batch 511"});
-    expect_error<UsageError>([&] { rows("1048576", "4194304"); }, {"4398046511104 rows", "at most --micro-batch 511"});
+    EXPECT_NO_THROW(rows("256", "4194304"));
+    EXPECT_NO_THROW(rows("1048576", "1024"));
+    expect_error<UsageError>([&] { rows("512", "4194304"); }, {"--micro-batch 512", "--seq-len 4194304", "2147483648 rows", "1073741824", "at most --micro-batch 256"});
+    expect_error<UsageError>([&] { rows("1048576", "4194304"); }, {"4398046511104 rows", "at most --micro-batch 256"});
 }
 
 TEST(BatchPlan, TakesMicroSteps) {
