@@ -82,12 +82,18 @@ std::string memory_text(const Plan& plan) {
     return table.text();
 }
 
+bool has_cost(const Plan& plan) { return plan.request.speed_known && plan.request.steps > 0 && plan.request.price > 0; }
+
 // What a change costs, beside the run that was asked for, whether that fits or not.
 void add_price_row(TextTable& table, const Plan& plan, const std::string& label, const CasePlan& changed) {
     const double before = plan.asked().tokens_per_s() / plan.asked().shape.ranks, after = changed.tokens_per_s() / changed.shape.ranks, change = 100 * (after / before - 1);
     const ByteUnit unit = unit_of(plan);
     std::vector<std::string> cells = {unit.of(changed.memory.total_bytes), unit.of(changed.sent_bytes), std::fabs(change) < 0.05 ? "the same" : format("%+.1f %%", change)};
     if (plan.request.speed_known) cells.push_back(format_count(changed.tokens_per_s()));
+    if (has_cost(plan)) {
+        const double tokens = plan.request.steps * plan.asked().shape.step_tokens(), device_hours = tokens / changed.tokens_per_s() / 3600 * changed.shape.ranks;
+        cells.push_back(format("%.6g", device_hours * plan.request.price));
+    }
     table.row("  " + label, cells);
 }
 
@@ -95,6 +101,7 @@ void add_price_heading(TextTable& table, const Plan& plan, const std::string& la
     const char* unit = unit_of(plan).name;
     std::vector<std::string> cells = {format("%s of a rank", unit), format("%s sent", unit), "a rank's speed"};
     if (plan.request.speed_known) cells.push_back("tokens/s");
+    if (has_cost(plan)) cells.push_back("cost of as many tokens");
     table.row(label, cells);
 }
 
@@ -245,7 +252,7 @@ std::string plan_json(const Plan& plan) {
         json["scaling"].push_back(entry);
     }
     json["steps"] = request.steps > 0 ? ordered_json(request.steps) : ordered_json();
-    json["hours"] = request.steps > 0 ? ordered_json(request.steps * plan.chosen().time.seconds / 3600) : ordered_json();
+    json["hours"] = request.steps > 0 && plan.chosen().fits ? ordered_json(request.steps * plan.chosen().time.seconds / 3600) : ordered_json();
     json["checkpoint_bytes"] = plan.checkpoint_bytes;
     json["free_disk_bytes"] = request.free_disk_bytes;
     return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";  // a name that is no UTF-8 is no reason to fail

@@ -159,11 +159,11 @@ def test_text_and_json_say_the_same(name):
     assert [row["total_bytes"] for row in plan["scaling"] if row["ranks"] == ranks] == [chosen["total_bytes"]]
     assert text[:text.index("(8 ranks a node")].splitlines()[-1].startswith(f"a step on more ranks: stage {chosen['stage']}")
 
-    assert plan["hours"] == pytest.approx(500 * chosen["step_seconds"] / 3600)
     if chosen["fits"]:
+        assert plan["hours"] == pytest.approx(500 * chosen["step_seconds"] / 3600)
         expect_run_line(text, chosen["stage"], ranks, 500, plan["tokens_per_step"] / plan["ranks"] * ranks, plan["hours"])
     else:
-        assert "\nrun:  it does not fit\n" in text
+        assert plan["hours"] is None and "\nrun:  it does not fit\n" in text
     for word in ("nan", "inf "):
         assert word not in text.lower()
 
@@ -352,6 +352,16 @@ def test_hours_and_cost():
     (cost,) = re.findall(r"^run:  .*, cost (\S+) at 2.5 each$", text, re.MULTILINE)
     assert shows(cost, hours * 16 * 2.5)
     assert "; --price gives their cost\n" in plan_text(*asked[:-2])
+
+
+def test_advice_has_a_price():
+    asked = ["--preset", "4B", "--ranks", "2", "--device-memory", "24GB", "--grad-accum", "2", "--steps", "1000", "--price", "3"]
+    text, plan = plan_text(*asked), plan_json(*asked)
+    assert len(plan["advice"]) >= 3 and {advice["ranks"] for advice in plan["advice"]} != {2}
+    for advice in plan["advice"]:
+        (cost,) = re.findall(rf"^  {re.escape(advice['options'])} .* (\S+)$", text, re.MULTILINE)
+        assert shows(cost, 1000 * plan["tokens_per_step"] / advice["result"]["tokens_per_s"] / 3600 * advice["ranks"] * 3)
+    assert "cost of as many tokens" in text and "cost of as many tokens" not in plan_text(*asked[:-2])
 
 
 def test_a_measured_step_takes_the_place_of_the_datasheet():
