@@ -161,12 +161,11 @@ static PlanRequest request_of_run(const RunPlan& plan, const Device& device, int
     PlanRequest request = plan_request(plan.options, plan.config, plan.batch, ranks, sizeof(floatX));
     request.speed_known = datasheet_flops(device.name) > 0;
     if (request.speed_known) request.flops_per_s = datasheet_flops(device.name) * plan.options.mfu;
-    size_t free_bytes = 0;
-    request.device_text = " (--device-memory)";
-    if (plan.options.device_memory == 0) {
-        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &request.device_bytes));
-        request.device_text = " (all of this device)";
-    }
+    size_t free_bytes = 0, device_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));
+    const bool limited = plan.options.device_memory > 0 && static_cast<size_t>(plan.options.device_memory) < device_bytes;
+    if (!limited) request.device_bytes = device_bytes;
+    request.device_text = limited ? " (--device-memory)" : " (all of this device)";
     if (kDeviceIsCpu && plan.options.memory_reserve < 0) request.reserve_bytes = 0;  // nothing lies outside our own allocations
     return request;
 }
@@ -260,7 +259,7 @@ static int run(int argc, char** argv, const Process& process) {
     double product_flops = 0;
     std::unique_ptr<Trainer> trainer_owner;
     run_on_all_ranks(process, [&] { product_flops = measure_product_flops(); });
-    const double link_bytes_per_s = measure_link(comm);
+    const double link_bytes_per_s = measure_link(comm, options.comm_timeout);
     run_on_all_ranks(process, [&] {
         try {
             trainer_owner = std::make_unique<Trainer>(comm, plan.config, plan.zero, recompute_from_name(options.recompute), options.micro_batch, options.seq_len,

@@ -75,7 +75,7 @@ inline double measure_product_flops() {
 
 // Bytes a second that this rank sends in a ring all-gather, the best of three: what --link wants to know. 0 on one rank. Collective.
 // Takes and returns its own memory, so call it before the model takes its.
-inline double measure_link(const Communicator& comm) {
+inline double measure_link(const Communicator& comm, double timeout_seconds) {
     if (comm.size() == 1) return 0;
     // Large enough for the speed to count and not the latency, small enough to cost nothing.
     const size_t slice_count = (kDeviceIsCpu ? size_t{8} << 20 : size_t{64} << 20) / sizeof(double) / comm.size();
@@ -93,7 +93,7 @@ inline double measure_link(const Communicator& comm) {
         CUDA_CHECK(cudaEventRecord(start, stream));
         comm.all_gather_in_place(buffer, slice_count, stream);
         CUDA_CHECK(cudaEventRecord(stop, stream));
-        CUDA_CHECK(cudaStreamSynchronize(stream));
+        wait_for_event(stop, comm, timeout_seconds, "the measurement of the link");
         float ms = 0;
         CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
         if (repetition > 0 && ms > 0) best = std::max(best, static_cast<double>(comm.sent_bytes() - before) / (ms * 1e-3));

@@ -95,7 +95,9 @@ def test_a_killed_rank_ends_the_job(data, tmp_path):
 
 def test_device_memory_of_the_machine_is_a_limit(train):
     run = train(2, ok=False, environment={"HOSTCUDA_MEMORY": "2MB"}, timeout=30)
-    assert run.status == 1 and "does not fit 2.00 MB of device memory" in run.output, run.output
+    assert run.status == 1 and "does not fit 2.00 MB of device memory (all of this device)" in run.output, run.output
+    run = train(2, "--device-memory", "80GB", ok=False, environment={"HOSTCUDA_MEMORY": "2MB"}, timeout=30)  # more than there is
+    assert run.status == 1 and "does not fit 2.00 MB of device memory (all of this device)" in run.output, run.output
 
 
 # ---- gradients that are not finite ----------------------------------------------------------------------------------------------------
