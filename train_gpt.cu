@@ -22,13 +22,13 @@
 #include "llmc/sampler.h"
 // RunFolder, MetricsWriter, TrainMetrics
 #include "llmc/metrics.h"
-// start_report, step_line, flops_per_token, datasheet_flops
+// start_report, step_line, datasheet_flops
 #include "llmc/report.h"
 // params_plan_text: the arithmetic of --plan --params
 #include "llmc/params_plan.h"
 // Link, parse_links, collective_seconds: how long a collective takes
 #include "llmc/network.h"
-// forward_flops, simulate_step: how long a step takes, from its schedule
+// flops_per_token, simulate_step: how long a step takes, from its schedule
 #include "llmc/step_time.h"
 // Plan, make_plan: a run's memory, bytes sent and time before it starts, and what would make it fit
 #include "llmc/plan.h"

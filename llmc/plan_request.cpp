@@ -66,8 +66,7 @@ PlanRequest plan_request(const Options& options, const ModelConfig& config, cons
     request.links = parse_links(options.link);
     request.ranks_per_node = options.ranks_per_node;
     if (options.step_seconds > 0) {
-        double token_flops = recompute_flops(config, options.seq_len, options.recompute) * (config.num_layers - 1);
-        for (const double forward : forward_flops(config, options.seq_len)) token_flops += 3 * forward;
+        const double token_flops = flops_per_token(config, options.seq_len) + recompute_flops(config, options.seq_len, options.recompute) * (config.num_layers - 1);
         request.flops_per_s = token_flops * request.shape.rank_tokens() / options.step_seconds;
         request.flops_text = "from --step-seconds";
     } else {

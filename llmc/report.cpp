@@ -6,13 +6,6 @@
 
 #include "llmc/error.h"
 
-double flops_per_token(const ModelConfig& config, int seq_len) {
-    const double C = config.channels, L = config.num_layers, width = static_cast<double>(config.num_heads) * config.head_dim;
-    const double kv_width = static_cast<double>(config.num_kv_heads) * config.head_dim;
-    const double weights = L * (C * (width + 2 * kv_width) + width * C + 3 * C * config.ffn_dim) + C * config.vocab_size;
-    return 6 * weights + 6 * L * width * seq_len;
-}
-
 double datasheet_flops(const std::string& device_name) {
     // NVIDIA's datasheets, dense bf16 with fp32 accumulation, TFLOP/s. The first entry whose text occurs in the name counts.
     static const struct {

@@ -1,4 +1,4 @@
-// What a run prints: the start-up table, step lines, and the arithmetic behind utilisation figures.
+// What a run prints: the start-up table and step lines.
 #pragma once
 
 #include <string>
@@ -13,10 +13,6 @@
 #include "llmc/param_table.h"
 #include "llmc/schedule.h"
 #include "llmc/units.h"
-
-// Floating-point operations of one trained token (forward and backward): 6 a weight of every matrix product, the head included and the
-// embedding lookup not, plus attention at half of T x T, since it is causal: 6 * L * NH * HD * T.
-double flops_per_token(const ModelConfig& config, int seq_len);
 
 // Dense bf16 peak of a GPU by its datasheet in FLOP/s, from the name CUDA gives it; 0 if it is not in the table (every CPU).
 double datasheet_flops(const std::string& device_name);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 #include "llmc/error.h"
 
@@ -151,6 +152,11 @@ std::vector<double> forward_flops(const ModelConfig& config, int seq_len) {
     flops.front() = 0;  // the embedding is looked up
     flops.back() = 2.0 * config.channels * config.vocab_size;
     return flops;
+}
+
+double flops_per_token(const ModelConfig& config, int seq_len) {
+    const std::vector<double> forward = forward_flops(config, seq_len);
+    return 3 * std::accumulate(forward.begin(), forward.end(), 0.0);
 }
 
 double recompute_flops(const ModelConfig& config, int seq_len, const std::string& recompute) {

@@ -24,10 +24,13 @@
 #include "llmc/schedule.h"
 
 // Floating-point operations of one token in the forward pass of each unit (embedding 0, layers, head): 2 a weight of every matrix product, the head included,
-// plus causal attention at half of T x T (2 NH HD T a layer). Backward takes twice as many. 3 times the sum is flops_per_token() (report.h).
+// plus causal attention at half of T x T (2 NH HD T a layer). Backward takes twice as many.
 std::vector<double> forward_flops(const ModelConfig& config, int seq_len);
 
-// Floating-point operations of one token that --recompute (none, norm, ffn, block; see model.cuh) adds to the backward of a layer: those of its matrix products and
+// Floating-point operations of one trained token, forward and backward: 6 a weight of every matrix product, the embedding lookup not, plus attention: 6 L NH HD T.
+double flops_per_token(const ModelConfig& config, int seq_len);
+
+// Floating-point operations of one token that --recompute (none, norm, ffn, block; see model_memory.cuh) adds to the backward of a layer: those of its matrix products and
 // attention. The last layer adds none. Throws Error for another word.
 double recompute_flops(const ModelConfig& config, int seq_len, const std::string& recompute);
 
