@@ -255,7 +255,7 @@ def test_an_earlier_runs_metrics_are_kept(data, tmp_path):
         status, output = mpirun(1, command)
         assert status == 0, output
     first, second = ((tmp_path / "run" / name).read_text().splitlines() for name in ("metrics.1.jsonl", "metrics.jsonl"))
-    assert len(first) == len(second) == 8
+    assert len(first) == len(second) == 9  # start, 6 steps, an evaluation, done
 
 
 # ---- bad input: a clear error on all ranks, within seconds, nothing written --------------------------------------------------------
