@@ -97,7 +97,7 @@ else
   NCCL_MPI    := $(if $(filter mpi,$(NCCL)),-Ihostcuda/nccl_mpi/include)
   NVCCFLAGS   := -std=c++20 -O3 --threads 2 -lineinfo $(GENCODE) -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -MMD -MP -I. $(NCCL_MPI) $(MPI_CFLAGS) -DOMPI_SKIP_MPICXX
   CU_COMPILE   = $(NVCC) $(NVCCFLAGS) $(PRECISION_FLAG) -x cu -c
-  # The cards that a folder's objects are for: other ones are a reason to compile again.
+  # The cards that a folder's objects are for, and what nvcc is told by its environment: others are a reason to compile again.
   CARDS       := $(VARIANT)/cards.txt
   DEVICE_LIB  := $(if $(filter mpi,$(NCCL)),$(VARIANT)/libnccl_mpi.a)
   DEVICE_LIBS := -L$(CUDA_HOME)/lib64 -lcudart -lcublasLt $(if $(filter mpi,$(NCCL)),,-lnccl) $(MPI_LIBS) -lpthread -ldl
@@ -130,7 +130,7 @@ $(HOST)/%.o: %.cpp
 .PHONY: always
 build/cuda-%/cards.txt: always
 	@mkdir -p $(@D)
-	@echo '$(GENCODE)' | cmp -s - $@ || echo '$(GENCODE)' > $@
+	@echo '$(GENCODE) $(NVCC_APPEND_FLAGS)' | cmp -s - $@ || echo '$(GENCODE) $(NVCC_APPEND_FLAGS)' > $@
 
 # NCCL=mpi: hostcuda's collectives over MPI, compiled against the real CUDA runtime.
 $(VARIANT)/nccl_mpi.o: hostcuda/nccl_mpi/nccl_mpi.cpp

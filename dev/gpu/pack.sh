@@ -72,10 +72,13 @@ build_cpu() {
     shift
     make DEVICE=cpu CXX=g++ PRECISION="$precision" ASAN= TSAN= DEBUG= "${@/#/build/cpu-$precision/}"
 }
-# build_cuda PRECISION NCCL TARGET...
+# build_cuda PRECISION NCCL TARGET...: with machine code compressed as far as it goes (to a sixth) where nvcc can. What it writes needs a driver of 580 or newer,
+# as all that nvcc 13 makes does; for nvcc 12 of 550.
 build_cuda() {
-    local precision=$1 nccl=$2
+    local precision=$1 nccl=$2 help
     shift 2
+    help=$("$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" --help)
+    if [[ $help == *--compress-mode* ]]; then export NVCC_APPEND_FLAGS=--compress-mode=size; fi
     make DEVICE=cuda CXX=g++ GPU_ARCHS="$GPU_ARCH" GPU_PTX= MARCH="$HOST_ARCH" PRECISION="$precision" NCCL="$nccl" ASAN= TSAN= DEBUG= \
         "${@/#/build/cuda-$precision${nccl:+-$nccl}-$HOST_ARCH/}"
 }
@@ -117,13 +120,13 @@ say "copying"
 put_programs
 install -m 755 dev/gpu/launch.sh "$new/launch"
 
-# make does not build again when only GPU_ARCHS changed, so what is in the programs is looked at. nvcc notes the options of
-# each piece of machine code in it.
-if [ "$device" = cuda ]; then
+# The Makefile compiles again what is for other cards; where there is a disassembler, that is looked at.
+PATH="$PATH:$PWD/build/gpu-tools/nvidia/cu13/bin"
+if [ "$device" = cuda ] && has_program cuobjdump; then
     for program in "$new"/bin/* "$new"/bin/mpi/*; do
         [ -f "$program" ] || continue
-        archs=$(grep -aoE -- '-arch sm_[0-9]+[a-z]?' "$program" | sort -u)
-        [ "$archs" = "-arch sm_$GPU_ARCH" ] || die "${program#"$new/"} has code for '$archs', not for sm_$GPU_ARCH alone; remove build/cuda-*-$HOST_ARCH and start again"
+        archs=$(cuobjdump --list-elf "$program" | grep -oE 'sm_[0-9]+[a-z]?' | sort -u || true)
+        [ "$archs" = "sm_$GPU_ARCH" ] || die "${program#"$new/"} has code for '$archs', not for sm_$GPU_ARCH alone; remove build/cuda-*-$HOST_ARCH and start again"
     done
 fi
 
