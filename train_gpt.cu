@@ -32,7 +32,7 @@
 #include "llmc/step_time.h"
 // Plan, make_plan: a run's memory, bytes sent and time before it starts, and what would make it fit
 #include "llmc/plan.h"
-// plan_request, run_shape: what the options ask of a plan
+// plan_request, ask_for_cost, run_shape: what the options ask of a plan
 #include "llmc/plan_request.h"
 // plan_text, refusal_text, failed_allocation_text
 #include "llmc/plan_report.h"
@@ -152,13 +152,15 @@ static void print_plan(Options options, int ranks) {
     }
     const ModelConfig config = model_config_from_options(options);
     const BatchPlan batch = plan_batch(options.total_batch, options.micro_batch, options.seq_len, ranks, options.grad_accum);
-    const Plan plan = make_plan(plan_request(options, config, batch, ranks, sizeof(floatX)), count_run);
+    PlanRequest request = plan_request(options, run_shape(options, config, batch.grad_accum, ranks), sizeof(floatX));
+    ask_for_cost(&request, options, batch);
+    const Plan plan = make_plan(request, count_run);
     printf("%s", (options.plan_json ? plan_json(plan) : plan_text(plan)).c_str());
 }
 
 // What the plan of this run is asked, with its own device in the place of a usual one.
 static PlanRequest request_of_run(const RunPlan& plan, const Device& device, int ranks) {
-    PlanRequest request = plan_request(plan.options, plan.config, plan.batch, ranks, sizeof(floatX));
+    PlanRequest request = plan_request(plan.options, run_shape(plan.options, plan.config, plan.batch.grad_accum, ranks), sizeof(floatX));
     request.speed_known = datasheet_flops(device.name) > 0;
     if (request.speed_known) request.flops_per_s = datasheet_flops(device.name) * plan.options.mfu;
     size_t free_bytes = 0, device_bytes = 0;

@@ -56,9 +56,10 @@ RunShape run_shape(const Options& options, const ModelConfig& config, int micro_
     return shape;
 }
 
-PlanRequest plan_request(const Options& options, const ModelConfig& config, const BatchPlan& batch, int ranks, size_t element_bytes) {
+PlanRequest plan_request(const Options& options, const RunShape& shape, size_t element_bytes) {
+    const ModelConfig& config = shape.config;
     PlanRequest request;
-    request.shape = run_shape(options, config, batch.grad_accum, ranks);
+    request.shape = shape;
     request.element_bytes = element_bytes;
     request.device_bytes = options.device_memory > 0 ? static_cast<size_t>(options.device_memory) : kUsualDeviceBytes;
     request.device_text = options.device_memory > 0 ? "" : " (a usual card's; --device-memory says another)";
@@ -78,11 +79,14 @@ PlanRequest plan_request(const Options& options, const ModelConfig& config, cons
     CHECK(request.flops_per_s >= kSlowest && request.flops_per_s <= kFastest,
           "computation at %g operations a second (%s), of which nothing can be planned; give another %s", request.flops_per_s, request.flops_text.c_str(),
           options.step_seconds > 0 ? "--step-seconds" : "--device-tflops or --mfu");
-    request.steps = steps_of(options, config, batch);
-    request.price = options.price;
-    request.keep = options.keep;
-    const FreeDisk disk = free_disk(options.out);
-    request.folder = disk.folder;
-    request.free_disk_bytes = disk.bytes;
     return request;
+}
+
+void ask_for_cost(PlanRequest* request, const Options& options, const BatchPlan& batch) {
+    request->steps = steps_of(options, request->shape.config, batch);
+    request->price = options.price;
+    request->keep = options.keep;
+    const FreeDisk disk = free_disk(options.out);
+    request->folder = disk.folder;
+    request->free_disk_bytes = disk.bytes;
 }

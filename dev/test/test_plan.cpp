@@ -94,12 +94,6 @@ std::vector<ModelConfig> models() {
 
 // ---- many micro-steps --------------------------------------------------------------------------------------------------------------
 
-double forward_sum(const ModelConfig& config, int seq_len) {
-    double sum = 0;
-    for (const double flops : forward_flops(config, seq_len)) sum += flops;
-    return sum;
-}
-
 ComputeCosts costs_of(const PlanRequest& request) {
     const RunShape& s = request.shape;
     return compute_costs(s.config, s.seq_len, static_cast<double>(s.micro_batch) * s.seq_len, request.flops_per_s, s.recompute);
@@ -142,7 +136,7 @@ double speed_for(const PlanRequest& request, double share) {
     shape.stage = 3;
     const CountedRun run = count_run(shape, make_param_table(shape.config), 8);
     const double comm_seconds = collective_seconds(CollectiveAlgorithm::kRing, request.network(), shape.ranks, run.schedule.step_sent_bytes() / 8.0 / (shape.ranks - 1));
-    return 3 * forward_sum(shape.config, shape.seq_len) * shape.micro_batch * shape.seq_len / (share * comm_seconds);
+    return flops_per_token(shape.config, shape.seq_len) * shape.micro_batch * shape.seq_len / (share * comm_seconds);
 }
 
 TEST(Plan, ManyMicroStepsAreThoseOfTheWholeSchedule) {
