@@ -10,43 +10,15 @@
 
 #include <gtest/gtest.h>
 
-#include "dev/test/host_test.h"
+#include "dev/test/schedule_testing.h"
 
 namespace {
 
-// Small: two slots that any bucket fits in are smaller than two of a layer and one of the embedding. Large: the other way round.
-constexpr int kSmallVocab = 300, kLargeVocab = 600;
-
-struct Case {
-    int stage = 3, layers = 3, ranks = 2, micro_steps = 1;
-    bool tied = false, sync_every_micro_step = false;
-    double bucket_mb = 0;
-    size_t parameter_bytes = 2, gradient_bytes = 2;
-    int vocab_size = kSmallVocab;
-};
-
-// A schedule, and what it was made from.
-struct Made {
-    Case c;
-    ParamTable table;
-    FlatLayout layout;
-    Schedule schedule;
-};
-
-Made make(const Case& c, const ModelConfig& config) {
-    Made made{c, make_param_table(config), {}, {}};
-    made.layout = make_flat_layout(made.table, c.ranks, c.bucket_mb, 2);
-    made.schedule = make_schedule(made.table, made.layout, {c.stage, c.micro_steps, c.sync_every_micro_step, c.parameter_bytes, c.gradient_bytes});
-    return made;
-}
-
-// In bytes of bf16 an embedding of 18432 (30720 if large), layers of 11008, a head of 256 more than the embedding or, tied, of 256.
-Made make(const Case& c) {
-    ModelConfig config = small_config(c.tied);
-    config.num_layers = c.layers;
-    config.vocab_size = c.vocab_size;
-    return make(c, config);
-}
+using Case = ScheduleCase<3>;
+using Made = MadeSchedule<Case>;
+// Named here, so that a case can be written as a list of its fields.
+Made make(const Case& c, const ModelConfig& config) { return make_case(c, config); }
+Made make(const Case& c) { return make_case(c); }
 
 // One unit a bucket; the last layer with a tied head; two layers; a small embedding or an untied small head with a layer, else two layers; a large one with a layer,
 // a small one with two, else three; all in one.
@@ -57,7 +29,7 @@ void for_each_case(Check&& check) {
     for (const int stage : {0, 1, 2, 3}) for (const bool tied : {false, true}) for (const int ranks : {1, 2, 3, 4, 5, 7}) for (const int micro_steps : {1, 2, 4})
     for (const bool sync : {false, true}) for (const double bucket_mb : kBucketMb) for (const int vocab_size : {kSmallVocab, kLargeVocab})
     for (int layers = 1; layers <= 6; ++layers) {
-        const Case c{stage, layers, ranks, micro_steps, tied, sync, bucket_mb, 2, 2, vocab_size};
+        const Case c{stage, layers, ranks, micro_steps, tied, sync, bucket_mb, vocab_size};
         SCOPED_TRACE(testing::Message() << "stage " << stage << (tied ? ", tied, " : ", untied, ") << layers << " layers, " << ranks << " ranks, " << micro_steps
                                         << " micro-steps" << (sync ? ", all synchronised" : "") << ", buckets of " << bucket_mb << " MB, " << vocab_size << " tokens");
         check(make(c));

@@ -9,42 +9,16 @@
 
 #include <gtest/gtest.h>
 
-#include "dev/test/host_test.h"
+#include "dev/test/schedule_testing.h"
 #include "llmc/network.h"
 
 namespace {
 
-// Small and large: with two layers or more, a bucket of the embedding or of an untied head has a buffer apart (of parameters, of gradients) if it is large only.
-constexpr int kSmallVocab = 300, kLargeVocab = 600;
-
-struct Case {
-    int stage = 3, layers = 2, ranks = 2, micro_steps = 1;
-    bool tied = false, sync_every_micro_step = false;
-    double bucket_mb = 0;
-    int vocab_size = kSmallVocab;
-};
-
-// A schedule, and what it was made from.
-struct Made {
-    Case c;
-    ParamTable table;
-    FlatLayout layout;
-    Schedule schedule;
-};
-
-Made make(const Case& c, const ModelConfig& config) {
-    Made made{c, make_param_table(config), {}, {}};
-    made.layout = make_flat_layout(made.table, c.ranks, c.bucket_mb, 2);
-    made.schedule = make_schedule(made.table, made.layout, {c.stage, c.micro_steps, c.sync_every_micro_step, 2, 2});
-    return made;
-}
-
-Made make(const Case& c) {
-    ModelConfig config = small_config(c.tied);
-    config.num_layers = c.layers;
-    config.vocab_size = c.vocab_size;
-    return make(c, config);
-}
+using Case = ScheduleCase<2>;
+using Made = MadeSchedule<Case>;
+// Named here, so that a case can be written as a list of its fields.
+Made make(const Case& c, const ModelConfig& config) { return make_case(c, config); }
+Made make(const Case& c) { return make_case(c); }
 
 using Collective = std::function<double(size_t)>;
 
