@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -64,6 +65,31 @@ std::string json_number(T value) {
     return std::string(buffer, end.ptr);
 }
 
+// Where the last line of the file that has its end ends; -1 with errno if it cannot be read.
+off_t end_of_whole_lines(int fd, off_t size) {
+    char chunk[4096];
+    while (size > 0) {
+        const off_t begin = size > static_cast<off_t>(sizeof chunk) ? size - static_cast<off_t>(sizeof chunk) : 0;
+        const size_t wanted = static_cast<size_t>(size - begin);
+        size_t got = 0;
+        while (got < wanted) {
+            const ssize_t now = pread(fd, chunk + got, wanted - got, begin + static_cast<off_t>(got));
+            if (now < 0 && errno == EINTR) continue;
+            if (now == 0) errno = EIO;  // shorter than it was a moment ago
+            if (now <= 0) return -1;
+            got += static_cast<size_t>(now);
+        }
+        if (const void* newline = memrchr(chunk, '\n', wanted)) return begin + (static_cast<const char*>(newline) - chunk) + 1;
+        size = begin;
+    }
+    return 0;
+}
+
+std::string without_trailing_slashes(std::string path) {
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    return path;
+}
+
 }  // namespace
 
 JsonLine& JsonLine::add_raw(const char* name, const std::string& json) {
@@ -76,9 +102,8 @@ JsonLine& JsonLine::add(const char* name, const std::string& value) { return add
 JsonLine& JsonLine::add(const char* name, float value) { return add_raw(name, json_number(value)); }
 JsonLine& JsonLine::add(const char* name, double value) { return add_raw(name, json_number(value)); }
 
-RunFolder::RunFolder(const std::string& path) : path_(path) {
+RunFolder::RunFolder(const std::string& path) : path_(without_trailing_slashes(path)) {
     CHECK(!path.empty(), "--out is empty; give a folder for the run");
-    while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
     std::error_code error;
     std::filesystem::create_directories(path_, error);
     if (error) fail("--out %s: the folder cannot be made: %s; give a folder that can be written", path_.c_str(), error.message().c_str());
@@ -91,14 +116,20 @@ RunFolder::RunFolder(const std::string& path) : path_(path) {
         const ssize_t got = read(lock_fd_, holder, sizeof holder - 1);
         close(lock_fd_);
         lock_fd_ = -1;
+        if (char* end_of_line = strchr(holder, '\n')) *end_of_line = '\0';
         if (reason != EWOULDBLOCK) fail("--out %s: the folder cannot be locked: %s; give a folder on another file system", path_.c_str(), strerror(reason));
         fail("--out %s is in use by another run (%s); give another folder, or end that run", path_.c_str(), got > 0 ? holder : "process unknown");
     }
-    // The lock is the open file, not this text; the text is for the message above.
+    // The lock is the open file, not this text; the first line is for the message above, the second for check_run_folder_is_shared: process numbers and host names come again.
+    // Synced, so that another host of a network file system sees it.
     char host[128] = {};
     gethostname(host, sizeof host - 1);
-    const std::string owner = format("process %d on %s", static_cast<int>(getpid()), host);
-    if (ftruncate(lock_fd_, 0) != 0 || pwrite(lock_fd_, owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size())) {
+    unsigned char digits[16] = {};
+    const bool random = getrandom(digits, sizeof digits, 0) == static_cast<ssize_t>(sizeof digits);
+    owner_ = format("process %d on %s\n", static_cast<int>(getpid()), host);
+    for (const unsigned char digit : digits) owner_ += format("%02x", digit);
+    owner_ += '\n';
+    if (!random || ftruncate(lock_fd_, 0) != 0 || pwrite(lock_fd_, owner_.data(), owner_.size(), 0) != static_cast<ssize_t>(owner_.size()) || fsync(lock_fd_) != 0) {
         const int reason = errno;
         close(lock_fd_);
         lock_fd_ = -1;
@@ -111,8 +142,37 @@ RunFolder::~RunFolder() {
     if (lock_fd_ >= 0) close(lock_fd_);
 }
 
-MetricsWriter::MetricsWriter(const RunFolder& folder) : path_(folder.file("metrics.jsonl")) {
+void check_run_folder_is_shared(const std::string& path, const std::string& owner) {
+    const std::string folder = without_trailing_slashes(path), lock = folder + "/.lock";
+    const auto other = [&](const char* reason) {
+        fail("--out %s is not the folder that rank 0 sees: every rank must see one file system (%s: %s); give a folder that all hosts share", folder.c_str(), lock.c_str(), reason);
+    };
+    const int fd = open(lock.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);  // not blocking: a named pipe in its place is refused below
+    if (fd < 0) other(strerror(errno));
+    std::string text(owner.size() + 1, '\0');  // one more than expected: a longer file is not the same text
+    const ssize_t got = pread(fd, text.data(), text.size(), 0);
+    const int reason = errno;
+    close(fd);
+    if (got < 0) other(strerror(reason));
+    text.resize(static_cast<size_t>(got));
+    if (text != owner) other("written by another run");
+}
+
+MetricsWriter::MetricsWriter(const RunFolder& folder, bool append) : path_(folder.file("metrics.jsonl")) {
     struct stat info;
+    if (append) {
+        const auto refuse = [&](const char* reason) {
+            if (fd_ >= 0) close(fd_);
+            fail("%s: cannot be continued: %s; move it away, or give another --out", path_.c_str(), reason);
+        };
+        fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+        if (fd_ < 0) refuse(errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+        if (fstat(fd_, &info) != 0) refuse(strerror(errno));
+        if (!S_ISREG(info.st_mode)) refuse("it is not a regular file");
+        const off_t end = end_of_whole_lines(fd_, info.st_size);
+        if (end < 0 || (end < info.st_size && ftruncate(fd_, end) != 0)) refuse(strerror(errno));
+        return;
+    }
     if (lstat(path_.c_str(), &info) == 0) {
         int n = 1;
         do kept_ = folder.file(format("metrics.%d.jsonl", n++));
@@ -142,6 +202,12 @@ void MetricsWriter::write(const JsonLine& line) {
             fail("%s: cannot be written: %s; free some space", path_.c_str(), strerror(reason));
         }
         done += static_cast<size_t>(wrote);
+    }
+}
+
+void MetricsWriter::sync() {
+    while (fsync(fd_) != 0) {
+        if (errno != EINTR) fail("%s: cannot be written to disk: %s; free some space, or give another --out", path_.c_str(), strerror(errno));
     }
 }
 

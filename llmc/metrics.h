@@ -60,16 +60,23 @@ public:
 
     const std::string& path() const { return path_; }
     std::string file(const std::string& name) const { return path_ + "/" + name; }
+    // What the lock file holds: who has the folder, and random digits that no other run has.
+    const std::string& owner() const { return owner_; }
 
 private:
-    std::string path_;
+    std::string path_, owner_;
     int lock_fd_ = -1;
 };
+
+// What every other rank calls once rank 0 has made its RunFolder and sent its owner(): throws Error unless `path` is that same folder here, which a folder of the same name
+// on another host's own disk is not.
+void check_run_folder_is_shared(const std::string& path, const std::string& owner);
 
 class MetricsWriter {
 public:
     // Starts folder/metrics.jsonl. One that an earlier run left is renamed to metrics.<n>.jsonl with the first n that is free.
-    explicit MetricsWriter(const RunFolder& folder);
+    // With `append` it is continued instead, as a resumed run does: a last line without its end, which a process killed in mid-write leaves, is cut off; all before it stays.
+    explicit MetricsWriter(const RunFolder& folder, bool append = false);
     ~MetricsWriter();
     MetricsWriter(const MetricsWriter&) = delete;
     MetricsWriter& operator=(const MetricsWriter&) = delete;
@@ -78,6 +85,8 @@ public:
     void write(const JsonLine& line);
     void train(const TrainMetrics& metrics);
     void val(long long step, double val_loss, long long val_tokens);
+    // On disk when it returns, so that a checkpoint never tells of steps whose metrics are lost. The file's name in the folder is synced by whoever publishes the checkpoint there.
+    void sync();
 
     const std::string& path() const { return path_; }
     const std::string& kept() const { return kept_; }  // new name of an earlier run's file, "" if there was none

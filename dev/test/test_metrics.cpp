@@ -1,8 +1,9 @@
-// metrics.jsonl stays valid JSON whatever the numbers, loses nothing of an earlier run, and a run folder belongs to one run.
+// metrics.jsonl stays valid JSON whatever the numbers, loses nothing of an earlier run, is continued without a torn line, and a run folder belongs to one run.
 #include <cmath>
 #include <csignal>
 #include <limits>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -121,12 +122,104 @@ TEST(MetricsWriter, AFullDiskIsAnErrorAndLeavesNoHalfLine) {
     EXPECT_EQ(lines_of(metrics.path()).size(), 2u);
 }
 
+// What metrics.jsonl holds after a run continued `before` and wrote one line, without that line.
+std::string continued(const std::string& before) {
+    TempFolder folder;
+    const RunFolder run(folder.path());
+    write_file(folder.file("metrics.jsonl"), before);
+    const std::string line = JsonLine("val").add("step", 9).text() + "\n";
+    {
+        MetricsWriter metrics(run, true);
+        EXPECT_EQ(metrics.kept(), "");
+        EXPECT_EQ(metrics.path(), folder.file("metrics.jsonl"));
+        metrics.write(JsonLine("val").add("step", 9));
+        metrics.sync();
+    }
+    const std::string after = read_file(folder.file("metrics.jsonl"));
+    EXPECT_FALSE(std::filesystem::exists(folder.file("metrics.1.jsonl")));
+    if (after.size() < line.size() || after.substr(after.size() - line.size()) != line) {
+        ADD_FAILURE() << "the new line is not the last one of: " << after;
+        return "";
+    }
+    return after.substr(0, after.size() - line.size());
+}
+
+TEST(MetricsWriter, ContinuesAFileAndCutsOffALineWithoutItsEnd) {
+    const std::string whole = "{\"kind\": \"train\", \"step\": 0}\n{\"kind\": \"train\", \"step\": 1}\n";
+    EXPECT_EQ(continued(whole), whole);
+    EXPECT_EQ(continued(whole + "{\"kind\": \"tr"), whole);
+    EXPECT_EQ(continued(whole + "{"), whole);
+    EXPECT_EQ(continued(""), "");
+    EXPECT_EQ(continued("{\"kind\": \"tr"), "");                   // nothing but a torn line
+    EXPECT_EQ(continued("\n"), "\n");
+    EXPECT_EQ(continued(whole + std::string(100, '\0')), whole);   // what a power failure leaves on some file systems
+    // Torn lines around the size in which the file is searched, and the end of the last whole line on its edges.
+    for (const size_t length : {4094, 4095, 4096, 4097, 8191, 8192, 8193, 20000}) {
+        EXPECT_EQ(continued(whole + std::string(length, 'x')), whole) << length;
+        EXPECT_EQ(continued(std::string(length, 'x')), "") << length;
+        EXPECT_EQ(continued(std::string(length, 'x') + "\n"), std::string(length, 'x') + "\n") << length;
+        EXPECT_EQ(continued(std::string(length, 'x') + "\n{"), std::string(length, 'x') + "\n") << length;
+    }
+}
+
+TEST(MetricsWriter, ContinuingWithoutAFileBeginsOne) {
+    TempFolder folder;
+    const RunFolder run(folder.path());
+    MetricsWriter metrics(run, true);
+    metrics.val(0, 1.0, 1);
+    EXPECT_EQ(lines_of(folder.file("metrics.jsonl")).size(), 1u);
+}
+
+TEST(MetricsWriter, ContinuesARegularFileOnly) {
+    TempFolder folder;
+    const RunFolder run(folder.path());
+    const std::string path = folder.file("metrics.jsonl");
+    write_file(folder.file("other"), "not ours");
+    for (const char* target : {"other", "missing"}) {
+        std::filesystem::create_symlink(folder.file(target), path);
+        expect_error([&] { MetricsWriter metrics(run, true); }, {path, "symbolic link"});
+        std::filesystem::remove(path);
+    }
+    EXPECT_EQ(read_file(folder.file("other")), "not ours");
+    EXPECT_FALSE(std::filesystem::exists(folder.file("missing")));
+    ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+    expect_error([&] { MetricsWriter metrics(run, true); }, {path, "not a regular file"});
+    std::filesystem::remove(path);
+    std::filesystem::create_directory(path);
+    expect_error([&] { MetricsWriter metrics(run, true); }, {path, "Is a directory"});
+}
+
+TEST(MetricsWriter, WhatCannotBeSyncedIsAnError) {
+    TempFolder folder;
+    const RunFolder run(folder.path());
+    MetricsWriter metrics(run);
+    metrics.val(0, 1.0, 1);
+    metrics.sync();
+    // The writer's file becomes a pipe, which cannot be synced.
+    int fd = -1;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+        std::error_code ignored;
+        if (std::filesystem::read_symlink(entry.path(), ignored) == metrics.path()) fd = std::stoi(entry.path().filename().string());
+    }
+    ASSERT_GE(fd, 0);
+    int pipe_fds[2];
+    ASSERT_EQ(pipe(pipe_fds), 0);
+    ASSERT_EQ(dup2(pipe_fds[1], fd), fd);
+    expect_error([&] { metrics.sync(); }, {metrics.path(), "to disk", "Invalid argument"});
+    close(pipe_fds[0]);
+    close(pipe_fds[1]);
+}
+
 TEST(RunFolder, IsHeldByOneRun) {
     TempFolder folder;
     {
         const RunFolder run(folder.file("run/"));
         EXPECT_EQ(run.path(), folder.file("run"));
-        expect_error([&] { RunFolder second(folder.file("run")); }, {folder.file("run"), "in use", std::to_string(getpid())});
+        // The message ends its bracket after the host: no digits, no line end.
+        char host[128] = {};
+        gethostname(host, sizeof host - 1);
+        expect_error([&] { RunFolder second(folder.file("run")); },
+                     {folder.file("run"), "in use by another run (process " + std::to_string(getpid()) + " on " + host + "); give another folder"});
         // And against another process.
         const pid_t child = fork();
         if (child == 0) {
@@ -154,6 +247,46 @@ TEST(RunFolder, AFolderThatCannotBeMadeOrWrittenIsRefused) {
     std::filesystem::create_symlink(folder.file("plain"), folder.file(".lock"));
     expect_error([&] { RunFolder run(folder.path()); }, {folder.path()});  // a link is not followed
     EXPECT_EQ(read_file(folder.file("plain")), "x");
+}
+
+TEST(RunFolder, OtherRanksSeeWhetherItIsRankZeros) {
+    TempFolder folder;
+    const std::string path = folder.file("run"), lock = folder.file("run/.lock");
+    std::string first;
+    {
+        const RunFolder run(path + "/");
+        first = run.owner();
+        EXPECT_EQ(first.find("process " + std::to_string(getpid()) + " on "), 0u) << first;
+        EXPECT_EQ(read_file(lock), first);
+        EXPECT_NO_THROW(check_run_folder_is_shared(path, first));
+        EXPECT_NO_THROW(check_run_folder_is_shared(path + "//", first));
+    }
+    // The same process on the same host: another run all the same.
+    const RunFolder run(path);
+    EXPECT_NE(run.owner(), first);
+    const std::vector<std::string> words = {"--out " + path + " is not the folder that rank 0 sees: every rank must see one file system (", lock};
+    const auto refused = [&](const std::string& why) {
+        std::vector<std::string> all = words;
+        all.push_back(why);
+        expect_error([&] { check_run_folder_is_shared(path, run.owner()); }, all);
+    };
+    const std::string owner = run.owner();
+    for (const std::string& text : {first, owner + "x", owner.substr(0, owner.size() - 1), std::string()}) {
+        write_file(lock, text);
+        refused("written by another run");
+    }
+    write_file(lock, owner);
+    EXPECT_NO_THROW(check_run_folder_is_shared(path, owner));
+    std::filesystem::remove(lock);
+    refused("No such file");
+    write_file(folder.file("copy"), owner);
+    std::filesystem::create_symlink(folder.file("copy"), lock);  // a link is not followed
+    refused("symbolic links");
+    std::filesystem::remove(lock);
+    ASSERT_EQ(mkfifo(lock.c_str(), 0600), 0);  // and a pipe is not waited for
+    refused("");
+    std::filesystem::remove_all(path);
+    refused("No such file");
 }
 
 }  // namespace
