@@ -55,6 +55,15 @@ json parse_header(const std::string& path, const char* text, size_t bytes) {
     return root;
 }
 
+// A JSON string, quotes and escapes included.
+std::string json_string(const std::string& text) {
+    try {
+        return json(text).dump();
+    } catch (const json::exception&) {
+        fail("the name or text `%s` is not UTF-8, which a safetensors header cannot hold; rename it", printable(text).c_str());
+    }
+}
+
 float half_to_float(uint16_t half) {
     const int exponent = half >> 10 & 31, fraction = half & 1023;
     float value;
@@ -211,4 +220,42 @@ std::vector<int64_t> SafetensorsFile::integers(const std::string& name) const {
         }
     }
     return values;
+}
+
+std::string safetensors_header(const std::vector<SafetensorsEntry>& tensors, const std::map<std::string, std::string>& metadata) {
+    std::string text = "{";
+    if (!metadata.empty()) {
+        text += "\"__metadata__\":{";
+        for (const auto& [key, value] : metadata) {
+            if (text.back() != '{') text += ',';
+            text += json_string(key) + ":" + json_string(value);
+        }
+        text += '}';
+    }
+    std::set<std::string> names = {"__metadata__"};  // the one name that is no tensor's
+    size_t begin = 0;
+    for (const SafetensorsEntry& tensor : tensors) {
+        const std::string shown = printable(tensor.name);
+        CHECK(names.insert(tensor.name).second, "a safetensors file cannot hold two tensors `%s`; give each its own name, and none `__metadata__`", shown.c_str());
+        size_t bytes = tensor_type_bytes(tensor.type), end;
+        std::string shape;
+        for (const size_t extent : tensor.shape) {
+            CHECK(!__builtin_mul_overflow(bytes, extent, &bytes), "tensor `%s` of shape %s: the size in bytes overflows", shown.c_str(), shape_text(tensor.shape).c_str());
+            if (!shape.empty()) shape += ',';
+            shape += std::to_string(extent);
+        }
+        CHECK(!__builtin_add_overflow(begin, bytes, &end), "tensor `%s` of shape %s: the sizes of the tensors up to this one overflow together", shown.c_str(),
+              shape_text(tensor.shape).c_str());
+        if (text.size() > 1) text += ',';
+        text += json_string(tensor.name);
+        text += format(":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", tensor_type_name(tensor.type), shape.c_str(), begin, end);
+        begin = end;
+    }
+    text += '}';
+    text.append((8 - text.size() % 8) % 8, ' ');  // the length before it has 8 bytes itself
+    CHECK(text.size() <= kMaxHeaderBytes, "the header of %zu tensors has %zu bytes, more than the %zu that readers allow; use several files", tensors.size(), text.size(),
+          kMaxHeaderBytes);
+    std::string length(8, '\0');
+    for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 255);
+    return length + text;
 }

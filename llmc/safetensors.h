@@ -1,4 +1,7 @@
-// Read-only view of a .safetensors file, memory-mapped. The file is treated as hostile: every size is checked before it is used.
+// The safetensors format: a read-only view of a file, memory-mapped, and the header for a file to be written.
+//
+// A file is 8 bytes of header length (little-endian), the header (a JSON object: tensor name -> dtype, shape, bytes of the data), then the data. One that is read
+// is treated as hostile: every size is checked before it is used.
 #pragma once
 
 #include <cstddef>
@@ -43,3 +46,14 @@ private:
     std::map<std::string, SafetensorsTensor> tensors_;
     std::map<std::string, std::string> metadata_;
 };
+
+// A tensor of a file to be written.
+struct SafetensorsEntry {
+    std::string name;
+    TensorType type;
+    std::vector<size_t> shape;
+};
+
+// The first bytes of a file that holds these tensors one after the other, in this order and without gaps: the length, then the header, padded with spaces so that the
+// data begin at a multiple of 8 bytes. Throws Error on names that JSON cannot hold or that appear twice, sizes that overflow, and a header above the 100 MB that readers allow.
+std::string safetensors_header(const std::vector<SafetensorsEntry>& tensors, const std::map<std::string, std::string>& metadata);

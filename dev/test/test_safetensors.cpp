@@ -1,4 +1,5 @@
-// The safetensors reader: every type, and every way a hostile file can lie about its tensors.
+// Safetensors: every type, every way a hostile file can lie about its tensors, and what is written is read back.
+#include <array>
 #include <cmath>
 
 #include "dev/test/host_test.h"
@@ -132,6 +133,83 @@ TEST_F(Safetensors, OverlapsAndHolesAreRefused) {
 TEST_F(Safetensors, MissingFilesAndOddNamesAreReported) {
     expect_error([&] { SafetensorsFile file(folder_.file("no.safetensors")); }, {"no.safetensors", "No such file"});
     refused("{\"a\\u001b[31m\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,2]}}", "ab", {"`a?[31m`"});  // no control character reaches a terminal
+}
+
+TEST_F(Safetensors, WhatIsWrittenIsReadBack) {
+    const std::vector<std::string> odd = {"", "a \"b\" \\ /", std::string("\0\x01\x1f\n\t\x7f", 6), "Gewicht \u00fc \u4e2d \U0001f600", "{\"x\":[", "dtype", " metadata"};
+    std::vector<SafetensorsEntry> entries = {{"z.last_by_name", TensorType::F32, {2, 3}}, {"none", TensorType::F32, {0, 5}}, {"scalar", TensorType::F64, {}},
+                                             {"b", TensorType::BF16, {3}},                {"none, too", TensorType::I64, {7, 0}}, {"truth", TensorType::Bool, {1, 1, 1}}};
+    std::string data = bytes_of(std::array<float, 6>{1, 2, 3, -4, 0.5f, 6}) + bytes_of(0.25) + bytes_of(std::array<uint16_t, 3>{0x3f80, 0xc000, 0x7f80}) + "\1";
+    for (const std::string& name : odd) {
+        entries.push_back({name, TensorType::U8, {name.size() + 1}});
+        data += name + "!";
+    }
+    for (const TensorType type : {TensorType::F16, TensorType::I32, TensorType::I16, TensorType::I8}) {
+        entries.push_back({tensor_type_name(type), type, {2}});
+        data += std::string(2 * tensor_type_bytes(type), '\1');
+    }
+    std::map<std::string, std::string> metadata = {{"format", "pt"}, {"offset:model.norm.weight", "18446744073709551615"}, {"empty", ""}};
+    for (const std::string& text : odd) metadata["key " + text] = text;
+
+    const std::string header = safetensors_header(entries, metadata);
+    EXPECT_EQ(header.size() % 8, 0u);
+    write_file(path(), header + data);
+    const SafetensorsFile file(path());
+    EXPECT_EQ(file.metadata(), metadata);
+    EXPECT_EQ(file.tensors().size(), entries.size());
+    for (const SafetensorsEntry& entry : entries) {
+        ASSERT_TRUE(file.has(entry.name)) << entry.name;
+        EXPECT_EQ(file.get(entry.name).type, entry.type);
+        EXPECT_EQ(file.get(entry.name).shape, entry.shape);
+    }
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(file.get("z.last_by_name").data) % 8, 0u);
+    EXPECT_EQ(file.floats("z.last_by_name"), (std::vector<float>{1, 2, 3, -4, 0.5f, 6}));
+    EXPECT_EQ(file.floats("scalar"), std::vector<float>{0.25f});
+    EXPECT_EQ(file.floats("b"), (std::vector<float>{1.0f, -2.0f, INFINITY}));
+    EXPECT_TRUE(file.floats("none").empty() && file.integers("none, too").empty());
+    EXPECT_EQ(file.integers("truth"), std::vector<int64_t>{1});
+    EXPECT_EQ(file.integers("I16"), (std::vector<int64_t>{0x0101, 0x0101}));
+    for (const std::string& name : odd) {
+        const SafetensorsTensor& tensor = file.get(name);
+        EXPECT_EQ(std::string(reinterpret_cast<const char*>(tensor.data), tensor.count), name + "!");
+    }
+}
+
+TEST_F(Safetensors, TheDataBeginAtAMultipleOf8AfterAnyName) {
+    for (size_t length = 1; length <= 17; ++length) {
+        const std::string name(length, 'n'), header = safetensors_header({{name, TensorType::F32, {1}}}, {});
+        EXPECT_EQ(header.size() % 8, 0u) << length;
+        EXPECT_EQ(header[8], '{');
+        EXPECT_LT(header.size() - header.rfind('}'), 9u) << "more spaces than needed";
+        write_file(path(), header + bytes_of(1.5f));
+        EXPECT_EQ(SafetensorsFile(path()).floats(name), std::vector<float>{1.5f});
+    }
+}
+
+TEST_F(Safetensors, AFileMayHoldNoTensor) {
+    for (const std::map<std::string, std::string>& metadata : {std::map<std::string, std::string>{}, {{"format", "pt"}}}) {
+        write_file(path(), safetensors_header({}, metadata));
+        const SafetensorsFile file(path());
+        EXPECT_TRUE(file.tensors().empty());
+        EXPECT_EQ(file.metadata(), metadata);
+        expect_error([&] { file.get("w"); }, {"no tensor `w`"});
+    }
+}
+
+TEST_F(Safetensors, WhatNoReaderWouldTakeIsNotWritten) {
+    const auto refused = [](const std::vector<SafetensorsEntry>& entries, const std::vector<std::string>& words) { expect_error([&] { safetensors_header(entries, {}); }, words); };
+    refused({{"a", TensorType::U8, {1}}, {"b", TensorType::U8, {1}}, {"a", TensorType::F32, {2}}}, {"two tensors `a`"});
+    refused({{"__metadata__", TensorType::U8, {1}}}, {"`__metadata__`"});
+    refused({{"big", TensorType::U8, {size_t{1} << 32, size_t{1} << 32}}}, {"`big`", "(4294967296, 4294967296)", "overflows"});
+    refused({{"big", TensorType::F32, {size_t{1} << 62}}}, {"`big`", "overflows"});
+    refused({{"half", TensorType::U8, {size_t{1} << 63}}, {"other", TensorType::U8, {size_t{1} << 63}}}, {"`other`", "overflow together"});
+    refused({{"\xff\x1b[31m", TensorType::U8, {1}}}, {"`??[31m`", "UTF-8"});
+    expect_error([] { safetensors_header({}, {{"key", "\xc3"}}); }, {"UTF-8"});
+    expect_error([] { safetensors_header({}, {{"\xc3", "value"}}); }, {"UTF-8"});
+    const size_t around = safetensors_header({{"n", TensorType::U8, {1}}}, {}).find_last_of('}') - 8;  // header bytes beside a name
+    const std::string longest(100'000'000 - around, 'n');
+    EXPECT_EQ(safetensors_header({{longest, TensorType::U8, {1}}}, {}).size(), 100'000'008u);
+    refused({{longest + "n", TensorType::U8, {1}}}, {"1 tensors", "100000008 bytes", "100000000"});
 }
 
 TEST(ReferenceDumps, AreRead) {
