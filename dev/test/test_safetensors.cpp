@@ -196,6 +196,12 @@ TEST_F(Safetensors, AFileMayHoldNoTensor) {
     }
 }
 
+TEST_F(Safetensors, AllTensorsMayBeEmpty) {
+    write_file(path(), safetensors_header({{"b", TensorType::F32, {0}}, {"a", TensorType::U8, {3, 0}}}, {}));
+    const SafetensorsFile file(path());
+    EXPECT_EQ(file.get("b", {0}).count + file.get("a", {3, 0}).count, 0u);
+}
+
 TEST_F(Safetensors, WhatNoReaderWouldTakeIsNotWritten) {
     const auto refused = [](const std::vector<SafetensorsEntry>& entries, const std::vector<std::string>& words) { expect_error([&] { safetensors_header(entries, {}); }, words); };
     refused({{"a", TensorType::U8, {1}}, {"b", TensorType::U8, {1}}, {"a", TensorType::F32, {2}}}, {"two tensors `a`"});
