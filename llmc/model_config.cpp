@@ -1,6 +1,9 @@
 #include "llmc/model_config.h"
 
+#include <charconv>
 #include <cmath>
+#include <cstdlib>
+#include <tuple>
 
 #include <nlohmann/json.hpp>
 
@@ -149,6 +152,16 @@ void read_rope(const ConfigReader& reader, ModelConfig& config) {
     config.rope_scaling.original_max_seq_len = reader.integer(*rope, "original_max_position_embeddings", 8192);
 }
 
+constexpr char kOwnType[] = "llm.zero";  // model_type of what transformers has no class for
+
+// The shortest decimal number that reads back as this float: 1e-05, where the float itself is 9.999999747378752e-06.
+double shortest(float value) {
+    char text[64];
+    *std::to_chars(text, text + sizeof text - 1, value).ptr = '\0';
+    const double number = std::strtod(text, nullptr);
+    return static_cast<float>(number) == value ? number : value;  // readers go through double, and rounding twice can end one float beside
+}
+
 }  // namespace
 
 std::vector<std::string> preset_names() {
@@ -184,12 +197,17 @@ ModelConfig preset_config(const std::string& name) {
 ModelConfig config_from_json_file(const std::string& path) {
     const ConfigReader reader(path);
     const std::string type = reader.text(reader.root(), "model_type", "");
-    if (type != "llama" && type != "qwen2" && type != "qwen3")
-        fail("%s: model_type is `%s`; only llama, qwen2 and qwen3 models are supported", path.c_str(), type.c_str());
+    const bool own = type == kOwnType;
+    if (type != "llama" && type != "qwen2" && type != "qwen3" && !own)
+        fail("%s: model_type is `%s`; only llama, qwen2 and qwen3 models are supported, and this program's own `%s`", path.c_str(), type.c_str(), kOwnType);
     refuse_unsupported(reader, type);
 
-    // transformers leaves a field out of the file when it has the type's default, so the defaults are part of the format.
+    // transformers leaves a field out of the file when it has the type's default, so the defaults are part of the format. Our own type has none.
     const bool llama = type == "llama";
+    if (own)
+        for (const char* field : {"num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size",
+                                  "max_position_embeddings", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "qkv_bias", "qk_norm"})
+            if (!reader.find(field)) fail("%s: has no field `%s`, and model_type `%s` has no default for it", path.c_str(), field, kOwnType);
     ModelConfig config;
     config.name = path;
     config.num_layers = reader.integer("num_hidden_layers", 32);
@@ -207,8 +225,8 @@ ModelConfig config_from_json_file(const std::string& path) {
     config.max_seq_len = reader.integer("max_position_embeddings", llama ? 2048 : 32768);
     config.norm_eps = static_cast<float>(reader.number("rms_norm_eps", 1e-6));
     config.tied = reader.flag("tie_word_embeddings", false);
-    config.qkv_bias = type == "qwen2";
-    config.qk_norm = type == "qwen3";
+    config.qkv_bias = own ? reader.flag("qkv_bias", false) : type == "qwen2";
+    config.qk_norm = own ? reader.flag("qk_norm", false) : type == "qwen3";
     read_rope(reader, config);
     try {
         config.validate();
@@ -216,6 +234,37 @@ ModelConfig config_from_json_file(const std::string& path) {
         fail("%s: %s", path.c_str(), error.what());
     }
     return config;
+}
+
+std::string config_json_text(const ModelConfig& config, const std::string& dtype) {
+    config.validate();
+    CHECK(dtype == "bfloat16" || dtype == "float32", "the weights' dtype is `%s`; a config.json of ours says bfloat16 or float32", dtype.c_str());
+    const std::string type = config.qkv_bias && config.qk_norm ? kOwnType : config.qkv_bias ? "qwen2" : config.qk_norm ? "qwen3" : "llama";
+    json root = {{"model_type", type}, {"torch_dtype", dtype}, {"use_cache", true}, {"hidden_act", "silu"},
+                 {"num_hidden_layers", config.num_layers}, {"hidden_size", config.channels}, {"num_attention_heads", config.num_heads},
+                 {"num_key_value_heads", config.num_kv_heads}, {"head_dim", config.head_dim}, {"intermediate_size", config.ffn_dim}, {"vocab_size", config.vocab_size},
+                 {"max_position_embeddings", config.max_seq_len}, {"rms_norm_eps", shortest(config.norm_eps)}, {"tie_word_embeddings", config.tied},
+                 // Not known here, and llama's defaults are another tokenizer's.
+                 {"bos_token_id", nullptr}, {"eos_token_id", nullptr},
+                 // The older way to say it, which old and new versions of transformers read; old ones ignore rope_parameters and compute with 10000.
+                 {"rope_theta", config.rope_theta}, {"rope_scaling", nullptr}};
+    if (config.rope_scaling.type == RopeScaling::Type::Llama3)
+        root["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", config.rope_scaling.factor}, {"low_freq_factor", config.rope_scaling.low_freq_factor},
+                                {"high_freq_factor", config.rope_scaling.high_freq_factor}, {"original_max_position_embeddings", config.rope_scaling.original_max_seq_len}};
+    if (type == "llama") root.update({{"architectures", json::array({"LlamaForCausalLM"})}, {"attention_bias", false}, {"mlp_bias", false}});
+    if (type == "qwen2") root.update({{"architectures", json::array({"Qwen2ForCausalLM"})}, {"use_sliding_window", false}});
+    if (type == "qwen3") root.update({{"architectures", json::array({"Qwen3ForCausalLM"})}, {"attention_bias", false}, {"use_sliding_window", false}});
+    if (type == kOwnType) root.update({{"qkv_bias", config.qkv_bias}, {"qk_norm", config.qk_norm}});
+    return root.dump(2) + "\n";
+}
+
+bool same_model(const ModelConfig& a, const ModelConfig& b) {
+    const auto shape = [](const ModelConfig& c) {
+        return std::tie(c.num_layers, c.channels, c.num_heads, c.num_kv_heads, c.head_dim, c.ffn_dim, c.vocab_size, c.max_seq_len, c.rope_theta, c.norm_eps, c.tied,
+                        c.qkv_bias, c.qk_norm, c.rope_scaling.type);
+    };
+    const auto scaling = [](const RopeScaling& s) { return std::tie(s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_seq_len); };
+    return shape(a) == shape(b) && (a.rope_scaling.type == RopeScaling::Type::None || scaling(a.rope_scaling) == scaling(b.rope_scaling));
 }
 
 void ModelConfig::validate() const {

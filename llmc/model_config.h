@@ -47,9 +47,18 @@ std::vector<std::string> preset_names();
 // Throws Error listing the known names.
 ModelConfig preset_config(const std::string& name);
 
-// Reads a Hugging Face config.json of model_type llama, qwen2 or qwen3 (missing fields take transformers' defaults for that type).
-// What this program does not compute (sliding windows, other activations, other RoPE types, dropout ...) is refused by name.
+// Reads a Hugging Face config.json of model_type llama, qwen2 or qwen3 (missing fields take transformers' defaults for that type), or of config_json_text()'s
+// own type `llm.zero`, which has no defaults. What this program does not compute (sliding windows, other activations, other RoPE types, dropout ...) is refused by name.
 ModelConfig config_from_json_file(const std::string& path);
+
+// A Hugging Face config.json that config_from_json_file() and transformers read as this model; `dtype`, "bfloat16" or "float32", is that of the weights beside it.
+// model_type is llama, qwen2 with qkv_bias, qwen3 with qk_norm. A model with both has no class there: its type is "llm.zero", which transformers refuses by name.
+// (transformers 5 also refuses a llama whose channels are no multiple of its heads; earlier versions take it.)
+// Throws Error if the shape is not valid.
+std::string config_json_text(const ModelConfig& config, const std::string& dtype);
+
+// Are these one model? Everything counts but the name, and of a rope scaling that is off nothing but that.
+bool same_model(const ModelConfig& a, const ModelConfig& b);
 
 // Parameters that a model of this shape has, padding of the vocabulary not counted.
 long long count_parameters(const ModelConfig& config);

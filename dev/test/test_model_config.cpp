@@ -181,6 +181,166 @@ TEST_F(ConfigJson, BrokenFilesAndValuesAreRefusedAndNamed) {
     refused(llama(), {{"model_type", 7}}, {"model_type"});
 }
 
+// The model that a written file is read as.
+ModelConfig written_and_read(const ModelConfig& config, const char* dtype = "bfloat16") {
+    TempFolder folder;
+    write_file(folder.file("config.json"), config_json_text(config, dtype));
+    return config_from_json_file(folder.file("config.json"));
+}
+
+// tied x qkv_bias x qk_norm x llama3 scaling, of a shape whose heads are not as wide as the model.
+std::vector<ModelConfig> variants() {
+    std::vector<ModelConfig> all;
+    for (int bits = 0; bits < 16; ++bits) {
+        ModelConfig config = small_config(bits & 1, bits & 2, bits & 4);
+        if (bits & 8) config.rope_scaling = {RopeScaling::Type::Llama3, 8.5, 1.1, 4.3, 8191};
+        config.rope_theta = 123456.789;
+        all.push_back(config);
+    }
+    return all;
+}
+
+TEST(WrittenConfig, EveryModelIsReadBackAsItself) {
+    for (const std::string& name : preset_names()) EXPECT_TRUE(same_model(written_and_read(preset_config(name)), preset_config(name))) << name;
+    for (const ModelConfig& config : variants()) {
+        for (const char* dtype : {"bfloat16", "float32"}) EXPECT_TRUE(same_model(written_and_read(config, dtype), config)) << config_json_text(config, dtype);
+        for (const double theta : {1.0, 1e4, 1e6 / 3, 5e5, 1e15, 1.7e308, std::nextafter(1e4, 2e4)}) {
+            ModelConfig other = config;
+            other.rope_theta = theta;
+            EXPECT_EQ(written_and_read(other).rope_theta, theta);
+        }
+    }
+}
+
+TEST(WrittenConfig, TheEpsilonIsShortAndExact) {
+    ModelConfig config = small_config();
+    const std::map<float, std::string> texts = {{1e-5f, "1e-05"}, {1e-6f, "1e-06"}, {0.001f, "0.001"}, {1.5e-5f, "1.5e-05"}, {0.1f, "0.1"}};
+    for (const auto& [eps, text] : texts) {
+        config.norm_eps = eps;
+        EXPECT_NE(config_json_text(config, "float32").find("\"rms_norm_eps\": " + text + ",\n"), std::string::npos) << config_json_text(config, "float32");
+        EXPECT_EQ(written_and_read(config).norm_eps, eps);
+    }
+    // Neighbours, the smallest floats, and a spread of bit patterns.
+    std::vector<float> odd = {std::nextafter(1e-5f, 0.0f), std::nextafter(1e-5f, 1.0f), std::nextafter(0.1f, 0.0f), 0x1p-149f, 0x1p-126f, 1e-40f, 1.0f / 3 * 1e-4f};
+    for (uint32_t i = 0; i < 200; ++i) {
+        const uint32_t bits = 0x00000001u + i * (0x3dccccccu / 200);
+        memcpy(&odd.emplace_back(), &bits, sizeof bits);
+    }
+    for (const float eps : odd) {
+        config.norm_eps = eps;
+        EXPECT_EQ(written_and_read(config).norm_eps, eps);
+    }
+}
+
+TEST(WrittenConfig, TheTypeIsTheOneOfTransformers) {
+    const auto written = [](bool bias, bool qk_norm) { return json::parse(config_json_text(small_config(false, bias, qk_norm), "bfloat16")); };
+    EXPECT_EQ(written(false, false)["model_type"], "llama");
+    EXPECT_EQ(written(false, false)["architectures"], json::array({"LlamaForCausalLM"}));
+    EXPECT_EQ(written(true, false)["model_type"], "qwen2");
+    EXPECT_EQ(written(true, false)["architectures"], json::array({"Qwen2ForCausalLM"}));
+    EXPECT_EQ(written(false, true)["model_type"], "qwen3");
+    EXPECT_EQ(written(false, true)["architectures"], json::array({"Qwen3ForCausalLM"}));
+    EXPECT_EQ(written(true, true)["model_type"], "llm.zero");
+    EXPECT_FALSE(written(true, true).contains("architectures"));
+    EXPECT_EQ(written(true, false)["torch_dtype"], "bfloat16");
+    EXPECT_EQ(json::parse(config_json_text(small_config(), "float32"))["torch_dtype"], "float32");
+    // Not left out: llama's defaults are 1 and 2, which are bytes of ours.
+    EXPECT_TRUE(written(false, false).contains("bos_token_id") && written(false, false)["bos_token_id"].is_null());
+    EXPECT_TRUE(written(false, false).contains("eos_token_id") && written(false, false)["eos_token_id"].is_null());
+    expect_error([] { config_json_text(small_config(), "float16"); }, {"`float16`", "bfloat16"});
+    ModelConfig broken = small_config();
+    broken.head_dim = 7;
+    expect_error([&] { config_json_text(broken, "float32"); }, {"head_dim is 7"});
+}
+
+TEST(WrittenConfig, ItsFieldsAreThoseThatTransformersWrites) {
+    if (!std::filesystem::exists("dev/reference/llama/config.json")) GTEST_SKIP() << "not at the root of the repository";
+    // In no file of dev/reference, and why they are written.
+    const std::map<std::string, std::string> added = {
+        {"torch_dtype", "a model that was built and not loaded has none; loading takes the weights' type from it"},
+        {"qwen2.head_dim", "Qwen2's attention and rotary table use it where it is there; needed where it is not hidden_size / num_attention_heads"},
+        {"qwen2.bos_token_id", "the default, said: the id is not known"}, {"qwen2.eos_token_id", "the same"},
+        {"qwen3.bos_token_id", "the same"},                               {"qwen3.eos_token_id", "the same"}};
+    // In the files there, and why they are not written.
+    const std::map<std::string, std::string> left_out = {
+        {"attention_dropout", "0 by default, and a matter of training"},
+        {"initializer_range", "a matter of training"},
+        {"pretraining_tp", "1 by default, and gone from newer versions"},
+        {"layer_types", "made from use_sliding_window where it is missing"},
+        {"max_window_layers", "means nothing without a window"},
+        {"sliding_window", "the same"},
+        {"transformers_version", "it did not write this file"}};
+    for (const std::string type : {"llama", "qwen2", "qwen3"}) {
+        SCOPED_TRACE(type);
+        ModelConfig config = small_config(false, type == "qwen2", type == "qwen3");
+        if (type == "llama") config.rope_scaling = {RopeScaling::Type::Llama3, 8, 1, 4, 16};
+        const json ours = json::parse(config_json_text(config, "bfloat16")), theirs = json::parse(read_file("dev/reference/" + type + "/config.json"));
+        ASSERT_EQ(ours["model_type"], type);
+        for (const auto& item : ours.items()) {
+            const std::string& field = item.key();
+            const bool listed = added.count(field) || added.count(type + "." + field);
+            EXPECT_NE(theirs.contains(field), listed) << field << (listed ? " is listed and in the file" : " is neither in the file nor listed");
+            if (theirs.contains(field)) { EXPECT_STREQ(theirs[field].type_name(), item.value().type_name()) << field; }
+            if (theirs.contains(field)) { EXPECT_EQ(theirs[field].is_number_float(), item.value().is_number_float()) << field; }
+        }
+        for (const auto& item : theirs.items()) EXPECT_NE(ours.contains(item.key()), left_out.count(item.key()) != 0) << item.key();
+        for (const char* field : {"architectures", "model_type", "hidden_act", "use_cache", "attention_bias", "mlp_bias", "use_sliding_window", "bos_token_id", "eos_token_id"})
+            if (theirs.contains(field)) { EXPECT_EQ(ours[field], theirs[field]) << field; }
+    }
+    const json rope = json::parse(read_file("dev/reference/llama/config.json"))["rope_scaling"];
+    ModelConfig config = small_config();
+    config.rope_scaling = {RopeScaling::Type::Llama3, 8, 1, 4, 16};
+    EXPECT_EQ(json::parse(config_json_text(config, "bfloat16"))["rope_scaling"].dump(), rope.dump());  // as text: 8.0 stays a float
+}
+
+TEST(WrittenConfig, TheReferencesAreWrittenAsTheyWere) {
+    if (!std::filesystem::exists("dev/reference/llama/config.json")) GTEST_SKIP() << "not at the root of the repository";
+    for (const std::string family : {"llama", "llama64", "qwen2", "qwen3"}) {
+        const std::string path = "dev/reference/" + family + "/config.json";
+        const json ours = json::parse(config_json_text(config_from_json_file(path), "float32")), theirs = json::parse(read_file(path));
+        for (const auto& item : ours.items())
+            if (theirs.contains(item.key())) { EXPECT_EQ(theirs[item.key()].dump(), item.value().dump()) << family << " " << item.key(); }
+    }
+}
+
+TEST_F(ConfigJson, OurOwnTypeHasNoDefaults) {
+    const json whole = json::parse(config_json_text(small_config(true, true, true), "bfloat16"));
+    EXPECT_TRUE(same_model(read(whole), small_config(true, true, true)));
+    for (const char* field : {"num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size",
+                              "max_position_embeddings", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "qkv_bias", "qk_norm"}) {
+        json root = whole;
+        ASSERT_EQ(root.erase(field), 1u) << field;
+        expect_error([&] { read(root); }, {path(), field, "llm.zero"});
+    }
+    refused(whole, {{"qkv_bias", 1}}, {"qkv_bias", "true or false"});
+    refused(whole, {{"attention_bias", true}}, {"attention_bias"});
+    refused(whole, {{"mlp_bias", true}}, {"mlp_bias"});
+}
+
+TEST(SameModel, EveryFieldCountsButTheName) {
+    const ModelConfig base = variants().back();
+    EXPECT_TRUE(same_model(base, base));
+    const std::vector<void (*)(ModelConfig&)> changes = {
+        [](ModelConfig& c) { c.num_layers += 1; }, [](ModelConfig& c) { c.channels += 8; }, [](ModelConfig& c) { c.num_heads += 1; }, [](ModelConfig& c) { c.num_kv_heads += 1; },
+        [](ModelConfig& c) { c.head_dim += 8; }, [](ModelConfig& c) { c.ffn_dim += 8; }, [](ModelConfig& c) { c.vocab_size += 1; }, [](ModelConfig& c) { c.max_seq_len += 1; },
+        [](ModelConfig& c) { c.rope_theta += 1; }, [](ModelConfig& c) { c.norm_eps *= 2; }, [](ModelConfig& c) { c.tied = !c.tied; },
+        [](ModelConfig& c) { c.qkv_bias = !c.qkv_bias; }, [](ModelConfig& c) { c.qk_norm = !c.qk_norm; }, [](ModelConfig& c) { c.rope_scaling.type = RopeScaling::Type::None; },
+        [](ModelConfig& c) { c.rope_scaling.factor += 1; }, [](ModelConfig& c) { c.rope_scaling.low_freq_factor += 1; },
+        [](ModelConfig& c) { c.rope_scaling.high_freq_factor += 1; }, [](ModelConfig& c) { c.rope_scaling.original_max_seq_len += 1; }};
+    for (size_t i = 0; i < changes.size(); ++i) {
+        ModelConfig other = base;
+        changes[i](other);
+        EXPECT_FALSE(same_model(base, other)) << i;
+        EXPECT_FALSE(same_model(other, base)) << i;
+    }
+    ModelConfig other = base;
+    other.name = "other";
+    EXPECT_TRUE(same_model(base, other));
+    ModelConfig off = small_config(), also_off = small_config();
+    also_off.rope_scaling.factor = 7;  // of a scaling that is not used
+    EXPECT_TRUE(same_model(off, also_off));
+}
+
 TEST(ReferenceConfigs, AreRead) {
     // The committed dumps; the test runs at the root of the repository.
     if (!std::filesystem::exists("dev/reference/llama/config.json")) GTEST_SKIP() << "not at the root of the repository";
