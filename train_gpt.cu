@@ -16,6 +16,12 @@
 #include "llmc/lr_schedule.h"
 // DataLoader, ValLoader, sort_positions: batches from token shards
 #include "llmc/data_loader.h"
+// CheckpointInfo, list_checkpoints, set_newer_checkpoints_aside: the folders of a run's checkpoints
+#include "llmc/checkpoint.h"
+// CheckpointTensors, weights_files, optimizer_file: which file of a checkpoint holds what
+#include "llmc/checkpoint_tensors.h"
+// find_checkpoint, check_no_unfinished_run: what --resume means
+#include "llmc/resume.h"
 // DecodeTable: token ids to text
 #include "llmc/decode_table.h"
 // sample_token, uniform_from_keys
@@ -96,15 +102,19 @@
 #include "llmc/evaluate.cuh"
 // load_parameters, hash_parameters: between host tensors and the flat buffer
 #include "llmc/weights.cuh"
+// Checkpointer, load_checkpoint: between checkpoints and the device
+#include "llmc/checkpointer.cuh"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 // What a run is, agreed by all ranks before anything is allocated on the device.
 struct RunPlan {
@@ -115,6 +125,10 @@ struct RunPlan {
     LrSchedule schedule;
     ZeroConfig zero;
     std::unique_ptr<ValLoader> val_loader;
+    std::optional<ResumePoint> resume;    // where it goes on from
+    std::vector<std::string> changes;     // that --allow-change let pass
+
+    long long first_step() const { return resume ? resume->info.step : 0; }
 };
 
 static std::string folder_of(const std::string& path) {
@@ -131,6 +145,7 @@ static LoaderSettings loader_settings(const RunPlan& plan, const Process& proces
     settings.ranks = process.ranks;
     settings.vocab_size = plan.config.vocab_size;
     settings.seed = plan.options.seed;
+    if (plan.resume) settings.windows_consumed = plan.resume->info.windows_consumed;
     return settings;
 }
 
@@ -183,6 +198,66 @@ static void check_fit(const RunPlan& plan, const Device& device, int ranks) {
           format_bytes(memory.memory.total_bytes).c_str(), format_bytes(device_bytes).c_str(), format_bytes(free_bytes).c_str());
 }
 
+// Collective: rank 0 makes and locks the run folder, all make sure that it is theirs too.
+static std::unique_ptr<RunFolder> open_run_folder(const Process& process, const std::string& path) {
+    std::unique_ptr<RunFolder> folder;
+    run_on_all_ranks(process, [&] {
+        if (process.rank == 0) folder = std::make_unique<RunFolder>(path);
+    });
+    const std::string owner = gather_texts(process, folder ? folder->owner() : "")[0];
+    run_on_all_ranks(process, [&] {
+        if (process.rank != 0) check_run_folder_is_shared(path, owner);
+    });
+    return folder;
+}
+
+static constexpr const char* kPrecision = sizeof(floatX) == 2 ? "bf16" : "fp32";
+
+// What the run would have to be for the checkpoint to be of it.
+static RunMeaning meaning_of(const RunPlan& plan, const DataLoader& loader) {
+    return {kept_options(plan.options, plan.batch, plan.schedule), data_fingerprint(loader.shards()), kPrecision, plan.config};
+}
+
+// The run after `step`, as a checkpoint says it; `state` is that step's.
+static CheckpointInfo checkpoint_info(const RunPlan& plan, const Process& process, const DataLoader& loader, const StepState& state, long long step, long long windows_consumed) {
+    const RunMeaning meaning = meaning_of(plan, loader);
+    CheckpointInfo info;
+    info.step = step + 1;
+    info.steps = plan.steps;
+    info.tokens = (plan.resume ? plan.resume->info.tokens : 0) + (step + 1 - plan.first_step()) * plan.batch.tokens_per_step;
+    info.windows_consumed = windows_consumed;
+    info.data_fingerprint = meaning.data;
+    info.precision = meaning.precision;
+    info.applied_steps = state.applied_steps;
+    info.skipped_total = state.skipped_total;
+    info.skipped_in_row = state.skipped_in_row;
+    info.ranks = process.ranks;
+    info.stage = plan.options.zero_stage;
+    info.options = meaning.options;
+    return info;
+}
+
+// Rows of the start-up table.
+static std::vector<std::pair<std::string, std::string>> checkpoint_rows(const RunPlan& plan, const Checkpointer* checkpointer) {
+    const Options& options = plan.options;
+    std::vector<std::pair<std::string, std::string>> rows;
+    if (plan.resume) {
+        const CheckpointInfo& info = plan.resume->info;
+        rows.push_back({"resumed", format("%s: step %lld of %lld, written by %d rank(s) in stage %d", plan.resume->folder.c_str(), info.step, info.steps, info.ranks, info.stage)});
+    }
+    for (const std::string& change : plan.changes) rows.push_back({"changed", change});
+    if (!checkpointer) {
+        rows.push_back({"saved", "never"});
+        return rows;
+    }
+    std::string when = "at the end and on SIGUSR1";
+    if (options.save_minutes > 0) when = format("every %.6g minutes, ", options.save_minutes) + when;
+    if (options.save_every > 0) when = format("every %lld steps, ", options.save_every) + when;
+    rows.push_back({"saved", format("%s; %s each, the newest %d are kept", when.c_str(), format_bytes(checkpointer->checkpoint_bytes()).c_str(), options.keep)});
+    rows.push_back({"host memory", format("%s of a rank (--save-mode %s)", format_bytes(checkpointer->host_bytes()).c_str(), options.save_mode.c_str())});
+    return rows;
+}
+
 static int run(int argc, char** argv, const Process& process) {
     // ---- everything that can be refused without a device ----
     RunPlan plan;
@@ -199,11 +274,21 @@ static int run(int argc, char** argv, const Process& process) {
         });
         return 0;
     }
+    std::unique_ptr<RunFolder> folder;
+    if (!options.resume.empty()) {
+        folder = open_run_folder(process, options.out);
+        plan.resume = find_checkpoint(process, options.resume, options.out);
+        run_on_all_ranks(process, [&] {
+            const std::string out = options.out;
+            if (plan.resume) plan.options = parse_options(argc, argv, plan.resume->info.options);
+            plan.options.out = out;  // which may follow from the preset
+        });
+    }
     Device device;
     std::vector<std::unique_ptr<HostBatch>> batches;
     std::unique_ptr<DataLoader> loader;  // after the batches, so that its thread is gone before the memory it fills
     run_on_all_ranks(process, [&] {
-        plan.config = model_config_from_options(plan.options);
+        plan.config = model_config_from_options(plan.options, plan.resume ? &plan.resume->model : nullptr);
         plan.batch = plan_batch(options.total_batch, options.micro_batch, options.seq_len, process.ranks);
         plan.zero = zero_config(options, run_shape(options, plan.config, plan.batch.grad_accum, process.ranks));
         device = select_device(process);
@@ -234,8 +319,20 @@ static int run(int argc, char** argv, const Process& process) {
         }
         return 0;
     }
+    if (plan.resume) {
+        const CheckpointInfo& info = plan.resume->info;
+        run_on_all_ranks(process, [&] {
+            plan.changes = check_changes({info.options, info.data_fingerprint, info.precision, plan.resume->model}, meaning_of(plan, *loader), options.allow_change);
+            CHECK(info.step <= plan.steps, "%s stands at step %lld, beyond the %lld steps of this run; give more --steps", plan.resume->folder.c_str(), info.step, plan.steps);
+        });
+        if (info.step == plan.steps) {
+            if (process.rank == 0) {
+                printf("nothing to do: %s is the last of the run's %lld steps. To train on: --steps MORE --allow-change steps\n", plan.resume->folder.c_str(), plan.steps);
+            }
+            return 0;
+        }
+    }
     std::unique_ptr<DecodeTable> decode;
-    std::unique_ptr<RunFolder> folder;
     std::unique_ptr<MetricsWriter> metrics;
     const std::string decode_path = folder_of(loader->shards().shards[0].path()) + "/decode.bin";
     run_on_all_ranks(process, [&] {
@@ -246,14 +343,16 @@ static int run(int argc, char** argv, const Process& process) {
         for (const int id : decode ? decode->encode(options.prompt) : std::vector<int>()) {  // a prompt that does not fit is refused now
             CHECK(id < plan.config.vocab_size, "--prompt has token id %d, outside the model's vocabulary of %d; use another prompt", id, plan.config.vocab_size);
         }
-        if (process.rank != 0) return;
-        folder = std::make_unique<RunFolder>(options.out);
-        metrics = std::make_unique<MetricsWriter>(*folder);
     });
-    run_on_all_ranks(process, [&] {  // after rank 0 has made the folder
-        if (process.rank == 0) return;
+    if (options.resume.empty()) folder = open_run_folder(process, options.out);
+    run_on_all_ranks(process, [&] {
+        if (process.rank == 0) {
+            if (!plan.resume) check_no_unfinished_run(options.out);
+            metrics = std::make_unique<MetricsWriter>(*folder, plan.resume.has_value());
+            return;
+        }
         const std::string log = options.out + "/log.rank" + std::to_string(process.rank);
-        CHECK(freopen(log.c_str(), "w", stdout), "cannot write %s: %s; --out must be one folder that every rank sees", log.c_str(), strerror(errno));
+        CHECK(freopen(log.c_str(), plan.resume ? "a" : "w", stdout), "cannot write %s: %s; see whether --out can be written", log.c_str(), strerror(errno));
     });
 
     // ---- the device ----
@@ -271,34 +370,69 @@ static int run(int argc, char** argv, const Process& process) {
         }
     });
     Trainer& trainer = *trainer_owner;
-    if (!options.allocate_only) {
+    std::unique_ptr<Checkpointer> checkpointer;
+    std::string other_products;
+    if (plan.resume) {
+        std::vector<unsigned char> products;
+        std::unique_ptr<CheckpointTensors> tensors;
+        run_on_all_ranks(process, [&] {
+            std::vector<std::string> files;
+            for (const auto& [name, summary] : plan.resume->info.files) files.push_back(name);
+            tensors = std::make_unique<CheckpointTensors>(plan.resume->folder, files, trainer.table, plan.resume->info.precision == "bf16" ? TensorType::BF16 : TensorType::F32);
+            if (process.rank != 0 || plan.resume->info.files.count("product_choices.bin") == 0) return;
+            const MappedFile stored(plan.resume->folder + "/product_choices.bin");
+            products.assign(stored.data(), stored.data() + stored.size());
+        });
+        other_products = trainer.choose_products(process, products);
+        load_checkpoint(trainer, *tensors, plan.resume->info, plan.resume->info.precision == kPrecision);
+    } else if (!options.allocate_only) {
         trainer.choose_products(process);
         trainer.zero.init_params(options.seed, plan.config.num_layers);
         trainer.zero.start_optimizer();
+    }
+    if (!options.no_save && !options.allocate_only) {
+        run_on_all_ranks(process, [&] {
+            checkpointer = std::make_unique<Checkpointer>(process, trainer, CheckpointSettings{options.out, options.save_async(), options.keep, options.comm_timeout});
+            if (process.rank == 0) check_free_disk(options.out, static_cast<size_t>(checkpointer->checkpoint_bytes()));
+        });
     }
     const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d multiprocessors (threads on a CPU)", process.host.c_str(), process.pid,
                                                                         device.name.c_str(), device.multiprocessors));
     for (const std::string& warning : loader->shards().warnings) printf("warning: %s\n", warning.c_str());
     printf("%s", start_report({options, plan.config, plan.batch, plan.steps, ranks, trainer.table, trainer.zero.layout(), trainer.zero.schedule(), *loader, plan.val_loader.get(),
-                               trainer.memory.bill(), product_flops, link_bytes_per_s, sizeof(floatX)}).c_str());
+                               trainer.memory.bill(), checkpoint_rows(plan, checkpointer.get()), product_flops, link_bytes_per_s, sizeof(floatX)}).c_str());
     fflush(stdout);
     if (options.allocate_only) {
         printf("allocated %s of device memory on this rank, as --allocate-only asks; nothing was computed\n", format_bytes(trainer.memory.total_bytes()).c_str());
         return 0;
     }
+    std::string aside;
+    run_on_all_ranks(process, [&] {
+        if (process.rank != 0) return;
+        remove_unfinished(options.out);
+        aside = set_newer_checkpoints_aside(options.out, plan.first_step());
+    });
+    if (!aside.empty()) printf("checkpoints of an earlier run were moved to %s\n", aside.c_str());
+    if (!other_products.empty()) printf("matrix products are chosen anew, so the last bits may differ from a run that was not interrupted: %s\n", other_products.c_str());
     if (metrics) {
         JsonLine start("event");
-        start.add("step", -1).add("event", "start").add("device", device.name).add("ranks", process.ranks).add("product_flops", product_flops);
+        start.add("step", plan.first_step() - 1).add("event", "start").add("device", device.name).add("ranks", process.ranks).add("product_flops", product_flops);
         if (process.ranks > 1) start.add("link_bytes_per_s", link_bytes_per_s);
         metrics->write(start.add("devices_shared", kDeviceIsCpu));
+        if (plan.resume) {
+            metrics->write(JsonLine("event").add("step", plan.first_step() - 1).add("event", "resume").add("from", plan.resume->folder).add("written_by_ranks", plan.resume->info.ranks)
+                               .add("written_in_stage", plan.resume->info.stage));
+        }
     }
 
     // ---- the loop: queue step s, then read what step s-1 gave ----
     const double step_flops = flops_per_token(plan.config, options.seq_len) * plan.batch.tokens_per_step;
     const double peak_flops = datasheet_flops(device.name) * process.ranks;
     double data_ms[kStepSlots] = {}, epochs[kStepSlots] = {};
-    long long finished = 0;     // steps whose results were read
-    long long fresh_start = 0;  // the first step after a pause: its time counts from its own beginning, not from the end of the step before
+    long long windows_consumed = 0;
+    unsigned asked = 0;         // StepRequest bits that the ranks have agreed on
+    long long finished = plan.first_step();     // steps whose results were read
+    long long fresh_start = plan.first_step();  // the first step after a pause: its time counts from its own beginning, not from the end of the step before
     // Rank 0 alone, or where parameters are sharded all ranks, since they are gathered.
     const bool reads_params = process.rank == 0 || trainer.zero.sharding().parameters;
     // What every rank has found out and ends for.
@@ -318,7 +452,7 @@ static int run(int argc, char** argv, const Process& process) {
         TrainMetrics m;
         m.step = step;
         m.epoch = epochs[slot];
-        m.tokens = (step + 1) * plan.batch.tokens_per_step;
+        m.tokens = (plan.resume ? plan.resume->info.tokens : 0) + (step + 1 - plan.first_step()) * plan.batch.tokens_per_step;
         m.loss = state.loss;
         m.grad_norm = state.grad_norm;
         m.lr = plan.schedule.at(step);
@@ -346,6 +480,8 @@ static int run(int argc, char** argv, const Process& process) {
                                                 "the data with --show-batch %lld", state.skipped_in_row, options.max_skipped, step));
         }
         fflush(stdout);
+        asked |= state.requests_any & (kRequestStop | kRequestSave);
+        asked |= state.requests_all & kSaveWritten;
     };
     const auto compare_replicas = [&](long long step) {
         const std::string difference = check_replicas(trainer, options.comm_timeout);
@@ -368,29 +504,86 @@ static int run(int argc, char** argv, const Process& process) {
     };
     const auto is_due = [&](long long step, long long every, bool at_end) { return (every > 0 && (step + 1) % every == 0) || (at_end && step + 1 == plan.steps); };
 
-    compare_replicas(-1);
-    for (long long step = 0; step < plan.steps; ++step) {
+    auto last_save = std::chrono::steady_clock::now();
+    std::string save_error;  // of the last one
+    // A checkpoint that could not be written is no reason to lose the run: it goes on, and the next one may fit again. Only where it was to be the last one the run fails.
+    const auto guarded_save = [&](long long step, auto&& body) {
+        save_error.clear();
+        try {
+            body();
+        } catch (const AgreedError& error) {
+            save_error = error.what();
+            printf("step %lld | checkpoint NOT written: %s\n", step + 1, error.what());
+            if (process.rank == 0) fprintf(stderr, "warning: step %lld: checkpoint not written: %s\n", step + 1, error.what());
+            if (metrics) metrics->write(JsonLine("event").add("step", step).add("event", "save_failed").add("reason", error.what()));
+        }
+        fflush(stdout);
+    };
+    long long saving_step = 0;  // of the checkpoint under way
+    const auto finish_save = [&] {
+        guarded_save(saving_step, [&] {
+            const Checkpointer::Saved saved = checkpointer->finish();
+            if (!metrics) return;
+            printf("step %lld/%lld | saved %s, %s in %.1f s\n", saving_step + 1, plan.steps, saved.folder.c_str(), format_bytes(saved.bytes).c_str(), saved.seconds);
+            if (!saved.warning.empty()) printf("warning: an old checkpoint could not be removed: %s\n", saved.warning.c_str());
+            metrics->write(JsonLine("event").add("step", saving_step).add("event", "save").add("folder", saved.folder).add("bytes", saved.bytes).add("seconds", saved.seconds));
+        });
+    };
+    const auto save = [&](long long step) {
+        if (checkpointer->under_way()) finish_save();
+        compare_replicas(step);
+        if (metrics) metrics->sync();  // no checkpoint tells of steps that the metrics have lost
+        saving_step = step;
+        guarded_save(step, [&] { checkpointer->save(checkpoint_info(plan, process, *loader, trainer.read_back[step % kStepSlots], step, windows_consumed)); });
+        if (checkpointer->under_way() && !options.save_async()) finish_save();
+        last_save = std::chrono::steady_clock::now();
+    };
+    const auto requests = [&] {
+        unsigned bits = 0;
+        if (stop_requested()) bits |= kRequestStop;
+        const double minutes = std::chrono::duration<double>(std::chrono::steady_clock::now() - last_save).count() / 60;
+        if (process.rank == 0 && checkpointer && options.save_minutes > 0 && minutes >= options.save_minutes) bits |= kRequestSave;
+        if (checkpointer && checkpointer->under_way() && checkpointer->written()) bits |= kSaveWritten;
+        return bits;
+    };
+
+    long long stopped_after = -1;
+    compare_replicas(plan.first_step() - 1);
+    for (long long step = plan.first_step(); step < plan.steps; ++step) {
         const int slot = step % kStepSlots;
         const StepBatch& batch = loader->next();
         data_ms[slot] = batch.wait_ms;
         epochs[slot] = batch.epoch;
-        trainer.queue_step({step, plan.schedule.at(step), options.clip, options.seed, slot}, batch.buffers);
+        windows_consumed = batch.windows_consumed;
+        trainer.queue_step({step, plan.schedule.at(step), options.clip, options.seed, slot, requests()}, batch.buffers);
         if (finished < step) finish_step(step - 1);
         wait_for_event(trainer.ids_copied, comm, options.comm_timeout, "a batch");  // before the loader reuses its buffers
         const bool eval_due = is_due(step, options.val_every, true), sample_due = is_due(step, options.sample_every, options.sample_every > 0);
-        if (!eval_due && !sample_due) continue;
+        if (!eval_due && !sample_due && !is_due(step, options.save_every, true) && asked == 0) continue;
         finish_step(step);
+        const bool save_due = checkpointer && (is_due(step, options.save_every, true) || (asked & (kRequestSave | kRequestStop)) != 0);
         if (eval_due) evaluate_and_print(step);
         if (sample_due) sample_and_print(step);
+        if (asked & kSaveWritten && checkpointer->under_way()) finish_save();
+        if (save_due) save(step);
         fflush(stdout);
         fresh_start = step + 1;
+        if (asked & kRequestStop) {
+            stopped_after = step;
+            break;
+        }
+        asked = 0;
     }
+    if (checkpointer && checkpointer->under_way()) finish_save();
+    if (!save_error.empty()) throw AgreedError("the last checkpoint of this run was not written: " + save_error, 1);
     const std::string hash = reads_params ? hash_parameters(trainer.zero, trainer.stream) : "";
     if (process.rank == 0) {
         size_t free_bytes = 0, device_bytes = 0;
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));
-        printf("done: %lld steps, weights %s, metrics in %s\n", plan.steps, hash.c_str(), metrics->path().c_str());
-        metrics->write(JsonLine("event").add("step", plan.steps - 1).add("event", "done").add("weights", hash)
+        const bool stopped = stopped_after >= 0 && stopped_after + 1 < plan.steps;
+        if (stopped) printf("stopped by SIGUSR1 after step %lld/%lld%s, weights %s\n", stopped_after + 1, plan.steps, checkpointer ? "; --resume auto goes on" : ", not saved (--no-save)", hash.c_str());
+        else printf("done: %lld steps, weights %s, metrics in %s\n", plan.steps, hash.c_str(), metrics->path().c_str());
+        metrics->write(JsonLine("event").add("step", stopped ? stopped_after : plan.steps - 1).add("event", stopped ? "stop" : "done").add("weights", hash)
                            .add("device_used_bytes", device_bytes - free_bytes));  // by everybody: contexts, libraries and other processes too
     }
     trainer.zero.synchronize();
@@ -399,6 +592,7 @@ static int run(int argc, char** argv, const Process& process) {
 
 int main(int argc, char** argv) {
     // Alone, these two want no peers: no MPI, which takes longer to start than they do.
+    remember_stop_signal();  // before MPI starts: one that comes early ends the run after its first step
     const bool alone = std::any_of(argv, argv + argc, [](const char* word) { return strcmp(word, "--plan") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0; });
     return run_main(argc, argv, [&](const Process& process) { return run(argc, argv, process); }, alone);
 }

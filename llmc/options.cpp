@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
 #include <sstream>
 #include <variant>
 
@@ -101,13 +102,14 @@ const Row kRows[] = {
     {"top-k", E, &Options::top_k, 0, 1 << 24, nullptr, "sampling: only the k likeliest tokens; 0 = all"},
     {"top-p", E, &Options::top_p, kTiny, 1, nullptr, "sampling: only the likeliest tokens that make up this probability; 1 = all"},
 
-    {"out", R, &Options::out, 0, 0, nullptr, "folder of the run: metrics.jsonl, log.rankN"},
-    {"save-every", R, &Options::save_every, 0, kTokens, nullptr, "steps between checkpoints", "checkpoints are not built; remove the option"},
-    {"save-minutes", R, &Options::save_minutes, 0, 1e9, nullptr, "minutes between checkpoints", "checkpoints are not built; remove the option"},
-    {"save-mode", R, &Options::save_mode, 0, 0, "stream|async", "how a checkpoint is written", "checkpoints are not built; remove the option"},
-    {"keep", R, &Options::keep, 1, 1 << 30, nullptr, "checkpoints to keep: so many count in the plan of the disk (with --plan only)"},
-    {"resume", R, &Options::resume, 0, 0, nullptr, "continue from a checkpoint: auto or its folder", "checkpoints are not built; start a new run without the option"},
-    {"allow-change", R, &Options::allow_change, 0, 0, nullptr, "option that may differ from the resumed run's", "checkpoints are not built; remove the option"},
+    {"out", R, &Options::out, 0, 0, nullptr, "folder of the run: metrics.jsonl, log.rankN, checkpoints"},
+    {"save-every", R, &Options::save_every, 0, kTokens, nullptr, "steps between checkpoints; 0 = only by time, at the end, and on SIGUSR1, which also ends the run"},
+    {"save-minutes", R, &Options::save_minutes, 0, 1e9, nullptr, "minutes between checkpoints, at most; 0 = not by time"},
+    {"save-mode", R, &Options::save_mode, 0, 0, "stream|async", "stream: training waits while a checkpoint is written; async: it waits for a copy in host memory, and goes on while that is written"},
+    {"keep", R, &Options::keep, 1, 1 << 30, nullptr, "newest checkpoints to keep"},
+    {"no-save", R, &Options::no_save, 0, 0, nullptr, "write no checkpoint at all, at the end neither", nullptr, Flag},
+    {"resume", R, &Options::resume, 0, 0, nullptr, "go on from a checkpoint: its folder, or auto: the newest complete one of --out, or a new run where there is none. Options that are not given are the checkpoint's"},
+    {"allow-change", R, &Options::allow_change, 0, 0, nullptr, "with --resume: options, with commas, that may change what is computed, such as total-batch,steps; also train-data and precision"},
 
     {"plan", L, &Options::plan, 0, 0, nullptr, "print the bytes and times of a run of these options in every ZeRO stage, and stop; needs no device. The options below are for it only", nullptr, Flag},
     {"plan-json", L, &Options::plan_json, 0, 0, nullptr, "print the plan as one JSON object", nullptr, Flag},
@@ -283,13 +285,36 @@ std::string value_text(const Options& options, const Row& row) {
     return std::visit([&](auto member) -> std::string {
         using T = std::remove_cv_t<std::remove_reference_t<decltype(options.*member)>>;
         if constexpr (std::is_same_v<T, std::string>) return options.*member;
-        else if constexpr (std::is_same_v<T, double>) return format(row.kind == Count ? "%.15g" : "%.6g", options.*member);
+        else if constexpr (std::is_same_v<T, double>) {
+            const std::string text = format(row.kind == Count ? "%.15g" : "%.6g", options.*member);
+            return strtod(text.c_str(), nullptr) == options.*member ? text : format("%.17g", options.*member);  // a kept value must be the same value
+        }
         else return std::to_string(options.*member);
     }, row.target);
 }
 
 // Options that say nothing of a run that trains.
-bool is_for_plan_only(const Row& row) { return (row.group == L && strcmp(row.name, "plan") != 0) || strcmp(row.name, "keep") == 0; }
+bool is_for_plan_only(const Row& row) { return row.group == L && strcmp(row.name, "plan") != 0; }
+
+// What a checkpoint and a later start make of an option.
+enum class OnResume {
+    Start,    // says something of one start only: not kept
+    Free,     // kept, and free to change: what is computed stays the same, but for the order of sums
+    Meaning,  // kept, and changed only by leave: it changes what is computed
+};
+
+bool is_one_of(const char* name, std::initializer_list<const char*> names) {
+    return std::any_of(names.begin(), names.end(), [&](const char* one) { return strcmp(name, one) == 0; });
+}
+
+OnResume on_resume(const Row& row) {
+    if (row.instead || row.group == L || row.group == X || is_one_of(row.name, {"show-batch", "device-memory", "memory-reserve", "ignore-plan", "allocate-only", "out", "resume", "allow-change", "no-save"}))
+        return OnResume::Start;
+    // The training data is held by its fingerprint, the number of epochs by that of steps.
+    if (is_one_of(row.name, {"train-data", "val-data", "micro-batch", "max-skipped"})) return OnResume::Free;
+    if (row.group == M || row.group == D || row.group == O || is_one_of(row.name, {"grad-dtype"})) return OnResume::Meaning;
+    return OnResume::Free;
+}
 
 // The user gave it, other than as a switch that is off like the one nobody gives.
 bool is_asked_for(const Options& options, const Row& row) {
@@ -347,6 +372,18 @@ void read_config_file(Options& options, const std::string& path) {
     }
 }
 
+// Takes from a checkpoint what nobody gives now. Of the model all or nothing: a shape given now is that of another preset or file, and is compared later.
+void take_kept(Options& options, const OptionValues& kept) {
+    const bool other_model = std::any_of(std::begin(kRows), std::end(kRows), [&](const Row& row) { return row.group == M && options.given(row.name); });
+    for (const auto& [name, text] : kept) {
+        const Row* row = find_row(name);
+        if (!row || on_resume(*row) == OnResume::Start) usage("the checkpoint keeps an option `%s`, which this program does not", name.c_str());
+        if (options.given(row->name) || (row->group == M && other_model)) continue;
+        set_value(options, *row, text, "the checkpoint's --" + name);
+        options.sources[row - kRows] = Options::Source::Checkpoint;
+    }
+}
+
 // Fills what the user left open and the preset decides.
 void fill_defaults(Options& options) {
     const TrainingDefaults& d = training_defaults(options);
@@ -363,7 +400,11 @@ void fill_defaults(Options& options) {
     fill("prompt", options.prompt, std::string(d.prompt));
     fill("train-data", options.train_data, std::string("data/python-stdlib/train_*.bin"));
     fill("val-data", options.val_data, std::string("data/python-stdlib/val_*.bin"));
-    fill("out", options.out, "runs/" + (options.from_config.empty() ? options.preset : std::string("custom")));
+    if (!options.resume.empty() && options.resume != "auto") {  // the run folder of a checkpoint that is named is the one it lies in
+        const size_t slash = options.resume.rfind('/');
+        fill("out", options.out, slash == std::string::npos ? "." : options.resume.substr(0, std::max<size_t>(slash, 1)));
+    }
+    if (options.out.empty()) options.out = "runs/" + (options.from_config.empty() ? options.preset : std::string("custom"));
     if (!options.given("steps") && !options.given("epochs")) {
         options.steps = d.steps;
         if (d.steps == 0) options.epochs = kDefaultEpochs;
@@ -377,21 +418,25 @@ void forget(Options& options, const Row& row) {
     options.sources[&row - kRows] = Options::Source::Default;
 }
 
-// Two options of which one may be given. Where one is in the config file only, the command line wins here too.
+// Two options of which one may be given. Where they come from different sources, the stronger one wins here too.
 void exclude(Options& options, const Row& a, const Row& b, const char* advice) {
     if (!is_asked_for(options, a) || !is_asked_for(options, b)) return;
     const Options::Source from_a = options.sources[&a - kRows], from_b = options.sources[&b - kRows];
     if (from_a == from_b) usage("--%s and --%s exclude each other; %s", a.name, b.name, advice);
-    forget(options, from_a == Options::Source::ConfigFile ? a : b);
+    forget(options, from_a < from_b ? a : b);
 }
 
 // Rules between options.
 void check_pairs(Options& options) {
     static constexpr const char* kOne = "give one of them";
     static constexpr const char* kStops = "each prints something and stops; give one of them";
+    static constexpr const char* kStarts = "one goes on with a run, the other looks at a new one; leave one out";
+    static constexpr const char* kNever = "one writes no checkpoint, the other says which; leave one out";
     static constexpr struct { const char *a, *b, *advice; } kExclusive[] = {
         {"steps", "epochs", kOne}, {"preset", "from-config", kOne}, {"tied", "untied", kOne},
         {"plan", "show-batch", kStops}, {"plan", "allocate-only", kStops}, {"show-batch", "allocate-only", kStops},
+        {"plan", "resume", kStarts}, {"show-batch", "resume", kStarts}, {"allocate-only", "resume", kStarts},
+        {"no-save", "save-every", kNever}, {"no-save", "save-minutes", kNever}, {"no-save", "save-mode", kNever}, {"no-save", "keep", kNever},
         {"params", "total-batch", "a number of parameters has no batch; give the micro-steps with --grad-accum"},
         {"grad-accum", "total-batch", "each says how many micro-steps a step has; give one of them"}};
     for (const auto& pair : kExclusive) exclude(options, *find_row(pair.a), *find_row(pair.b), pair.advice);
@@ -402,6 +447,8 @@ void check_pairs(Options& options) {
         if (options.sources[&row - kRows] == Options::Source::CommandLine) usage("--%s is for --plan; add --plan or leave it out", row.name);
         usage("--config %s: `%s` is for --plan; add `plan = true` or leave it out", options.config.c_str(), row.name);
     }
+    while (options.resume.size() > 1 && options.resume.back() == '/') options.resume.pop_back();
+    if (options.given("allow-change") && options.resume.empty()) usage("--allow-change is for --resume; add it, or leave --allow-change out");
     if (options.given("steps") && options.given("warmup") && options.warmup > options.steps)
         usage("--warmup %lld is longer than the run of --steps %lld; use at most %lld", options.warmup, options.steps, options.steps);
 }
@@ -434,7 +481,7 @@ LrSchedule::Kind Options::schedule_kind() const {
     return schedule == "cosine" ? LrSchedule::Kind::Cosine : schedule == "linear" ? LrSchedule::Kind::Linear : schedule == "constant" ? LrSchedule::Kind::Constant : LrSchedule::Kind::Wsd;
 }
 
-Options parse_options(int argc, const char* const* argv) {
+Options parse_options(int argc, const char* const* argv, const OptionValues& kept) {
     Options options;
     options.sources.assign(kRowCount, Options::Source::Default);
     CLI::App app;
@@ -460,6 +507,7 @@ Options parse_options(int argc, const char* const* argv) {
         options.sources[i] = Options::Source::CommandLine;
     }
     if (options.given("config")) read_config_file(options, options.config);
+    take_kept(options, kept);
     const std::vector<std::string> presets = preset_names();
     if (std::find(presets.begin(), presets.end(), options.preset) == presets.end()) {
         try {
@@ -507,12 +555,12 @@ std::vector<OptionRow> option_rows(const Options& options) {
         if (!options.plan && (is_for_plan_only(row) || strcmp(row.name, "plan") == 0)) continue;
         if (source == Options::Source::Default && (is_unset(options, row) || row.instead || value_text(options, row).empty())) continue;
         rows.push_back({row.group, row.name, value_text(options, row),
-                        source == Options::Source::Default ? "default" : source == Options::Source::ConfigFile ? "config file" : "command line"});
+                        source == Options::Source::Default ? "default" : source == Options::Source::Checkpoint ? "checkpoint" : source == Options::Source::ConfigFile ? "config file" : "command line"});
     }
     return rows;
 }
 
-ModelConfig model_config_from_options(Options& o) {
+static ModelConfig described_model(const Options& o) {
     ModelConfig config = o.from_config.empty() ? preset_config(o.preset) : config_from_json_file(o.from_config);
     const struct { int value; int& field; } numbers[] = {
         {o.num_layers, config.num_layers}, {o.channels, config.channels}, {o.num_heads, config.num_heads}, {o.num_kv_heads, config.num_kv_heads},
@@ -531,6 +579,15 @@ ModelConfig model_config_from_options(Options& o) {
         config.name += ", changed";
         break;
     }
+    return config;
+}
+
+ModelConfig model_config_from_options(Options& o, const ModelConfig* resumed) {
+    const bool given = std::any_of(std::begin(kRows), std::end(kRows), [&](const Row& row) {
+        const size_t index = &row - kRows;
+        return row.group == M && index < o.sources.size() && o.sources[index] > Options::Source::Checkpoint;
+    });
+    ModelConfig config = resumed && !given ? *resumed : described_model(o);
     try {
         config.validate();
     } catch (const Error& error) {
@@ -584,6 +641,104 @@ BatchPlan plan_batch(long long total_batch, int micro_batch, int seq_len, int ra
     plan.tokens_per_step = unit * plan.grad_accum;
     plan.windows_per_step = plan.tokens_per_step / seq_len;
     return plan;
+}
+
+OptionValues kept_options(const Options& options, const BatchPlan& batch, const LrSchedule& schedule) {
+    OptionValues kept;
+    for (const Row& row : kRows) {
+        if (on_resume(row) == OnResume::Start || is_unset(options, row) || (row.group == M && !options.given(row.name))) continue;
+        const std::string text = value_text(options, row);
+        if (!text.empty() || strcmp(row.name, "prompt") == 0) kept[row.name] = text;
+    }
+    kept.erase("epochs");
+    kept["steps"] = std::to_string(schedule.steps);
+    kept["warmup"] = std::to_string(schedule.warmup);
+    kept["total-batch"] = std::to_string(batch.tokens_per_step);
+    return kept;
+}
+
+namespace {
+
+// What of a model makes its weights others, and what only how they are used.
+struct ModelField { const char* name; bool may_change; std::string (*text)(const ModelConfig&); };
+const ModelField kModelFields[] = {
+    {"num-layers", false, [](const ModelConfig& c) { return std::to_string(c.num_layers); }},
+    {"channels", false, [](const ModelConfig& c) { return std::to_string(c.channels); }},
+    {"num-heads", false, [](const ModelConfig& c) { return std::to_string(c.num_heads); }},
+    {"num-kv-heads", false, [](const ModelConfig& c) { return std::to_string(c.num_kv_heads); }},
+    {"head-dim", false, [](const ModelConfig& c) { return std::to_string(c.head_dim); }},
+    {"ffn-dim", false, [](const ModelConfig& c) { return std::to_string(c.ffn_dim); }},
+    {"vocab-size", false, [](const ModelConfig& c) { return std::to_string(c.vocab_size); }},
+    {"tied", false, [](const ModelConfig& c) { return std::string(c.tied ? "true" : "false"); }},
+    {"qkv-bias", false, [](const ModelConfig& c) { return std::string(c.qkv_bias ? "true" : "false"); }},
+    {"qk-norm", false, [](const ModelConfig& c) { return std::string(c.qk_norm ? "true" : "false"); }},
+    {"max-seq-len", true, [](const ModelConfig& c) { return std::to_string(c.max_seq_len); }},
+    {"rope-theta", true, [](const ModelConfig& c) {
+         return c.rope_scaling.type == RopeScaling::Type::None ? format("%.17g", c.rope_theta)
+                                                               : format("%.17g with scaling %.17g, %.17g, %.17g, %d", c.rope_theta, c.rope_scaling.factor, c.rope_scaling.low_freq_factor,
+                                                                        c.rope_scaling.high_freq_factor, c.rope_scaling.original_max_seq_len);
+     }},
+    {"norm-eps", true, [](const ModelConfig& c) { return format("%.9g", static_cast<double>(c.norm_eps)); }},
+};
+
+std::set<std::string> allowed_changes(const std::string& allow_change) {
+    std::set<std::string> allowed;
+    for (size_t begin = 0; !allow_change.empty() && begin <= allow_change.size();) {
+        const size_t end = std::min(allow_change.find(',', begin), allow_change.size());
+        std::string name = allow_change.substr(begin, end - begin);
+        if (name == "epochs") name = "steps";  // which is what epochs become
+        const Row* row = find_row(name);
+        const ModelField* field = std::find_if(std::begin(kModelFields), std::end(kModelFields), [&](const ModelField& f) { return name == f.name; });
+        if (field != std::end(kModelFields) && !field->may_change) usage("--allow-change %s: a model of another shape has other weights; start a new run", name.c_str());
+        const bool known = name == "precision" || name == "train-data" || field != std::end(kModelFields) || (row && row->group != M && on_resume(*row) == OnResume::Meaning);
+        if (!known && row) usage("--allow-change %s: this option can be changed without leave, or is not kept", name.c_str());
+        if (!known) usage("--allow-change %s: there is no such option; name options, with commas, such as total-batch,steps", name.c_str());
+        allowed.insert(name);
+        begin = end + 1;
+    }
+    return allowed;
+}
+
+}  // namespace
+
+std::vector<std::string> check_changes(const RunMeaning& before, const RunMeaning& now, const std::string& allow_change) {
+    const std::set<std::string> allowed = allowed_changes(allow_change);
+    std::vector<std::string> changed;
+    std::string refused, names;
+    bool other_shape = false;
+    const auto compare = [&](const std::string& name, const std::string& was, const std::string& is, bool may_change) {
+        if (was == is) return;
+        const std::string text = name + " was " + was + ", now " + is;
+        if (may_change && allowed.count(name)) {
+            changed.push_back(text);
+            return;
+        }
+        refused += "\n  " + text;
+        other_shape |= !may_change;
+        names += (names.empty() ? "" : ",") + name;
+    };
+    for (const ModelField& field : kModelFields) compare(field.name, field.text(before.model), field.text(now.model), field.may_change);
+    const auto value = [](const OptionValues& values, const char* name) {
+        const auto found = values.find(name);
+        return found == values.end() ? std::string("not set") : found->second;
+    };
+    for (const Row& row : kRows) {
+        if (row.group != M && on_resume(row) == OnResume::Meaning) compare(row.name, value(before.options, row.name), value(now.options, row.name), true);
+    }
+    compare("train-data", before.data, now.data, true);
+    compare("precision", before.precision, now.precision, true);
+    if (!refused.empty()) {
+        usage("this would be another run than the checkpoint's:%s\n%s", refused.c_str(),
+              other_shape ? "a model of another shape cannot go on from these weights; leave the options of the model out, or start a new run in another --out"
+                          : ("leave these options out to go on as before, or say --allow-change " + names).c_str());
+    }
+    const long long batch_before = atoll(value(before.options, "total-batch").c_str()), batch_now = atoll(value(now.options, "total-batch").c_str());
+    if (batch_before != batch_now && batch_before > 0) {
+        const double lr = strtod(value(now.options, "lr").c_str(), nullptr);
+        changed.push_back(format("the square-root rule would suggest --lr %.4g for this batch (lr x sqrt(%lld / %lld)); it is not applied", lr * std::sqrt(static_cast<double>(batch_now) / batch_before),
+                                 batch_now, batch_before));
+    }
+    return changed;
 }
 
 long long total_steps(const Options& options, long long windows, long long windows_per_step) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -58,10 +59,11 @@ struct Options {
 
     // run folder
     std::string out;
-    long long save_every = 0;
-    double save_minutes = 30.0;
-    std::string save_mode = "stream", resume, allow_change;
-    int keep = 3;                      // with --plan only
+    long long save_every = 0;          // steps; 0 = by time and at the end only
+    double save_minutes = 30.0;        // 0 = not by time
+    std::string save_mode = "stream";
+    int keep = 3, no_save = 0;
+    std::string resume, allow_change;
 
     // plan
     int plan = 0, plan_json = 0;
@@ -80,16 +82,21 @@ struct Options {
     bool help = false;  // --help was given; nothing else was checked
 
     // Where a value came from: one entry a row of the table.
-    enum class Source : unsigned char { Default, CommandLine, ConfigFile };
+    enum class Source : unsigned char { Default, Checkpoint, ConfigFile, CommandLine };  // a later one wins
     std::vector<Source> sources;
     bool given(const char* name) const;  // the option was set by the user ("--lr" or "lr")
 
     bool overlap() const { return no_overlap == 0; }
+    bool save_async() const { return save_mode == "async"; }
     LrSchedule::Kind schedule_kind() const;
 };
 
-// Parses and checks everything that does not need the data or the number of ranks; fills what depends on the preset. Throws UsageError.
-Options parse_options(int argc, const char* const* argv);
+// Values of options by name, as a checkpoint keeps them.
+using OptionValues = std::map<std::string, std::string>;
+
+// Parses and checks everything that does not need the data or the number of ranks; fills what depends on the preset. `kept`: of the checkpoint the run goes on from; they
+// stand where neither the command line nor the config file gives an option. Throws UsageError.
+Options parse_options(int argc, const char* const* argv, const OptionValues& kept = {});
 
 // The text of --help.
 std::string options_help();
@@ -99,8 +106,9 @@ struct OptionRow { std::string group, name, value; const char* source; };
 std::vector<OptionRow> option_rows(const Options& options);
 
 // The model the options describe: preset or file, with the overrides applied and validated. A --seq-len the model is too short for is
-// refused; a default one shrinks to fit. The rows of a micro-batch must fit an int, and --lmhead-chunks must divide them.
-ModelConfig model_config_from_options(Options& options);
+// refused; a default one shrinks to fit. The rows of a micro-batch must fit an int, and --lmhead-chunks must divide them. `resumed`: the checkpoint's model, which it is
+// unless the user says another.
+ModelConfig model_config_from_options(Options& options, const ModelConfig* resumed = nullptr);
 
 // How a step is split: total_batch = micro_batch * seq_len * ranks * grad_accum tokens.
 struct BatchPlan {
@@ -111,6 +119,16 @@ struct BatchPlan {
 // Of total_batch and grad_accum at most one is given, the other is 0; neither: one micro-step. Throws UsageError with the nearest totals that divide, and where a step
 // would have more than 10^12 tokens.
 BatchPlan plan_batch(long long total_batch, int micro_batch, int seq_len, int ranks, int grad_accum = 0);
+
+// What a checkpoint keeps of a run's options: all but those of a single start (--out, --resume, --plan ...), with what was left open filled in: the tokens of a step,
+// the number of steps, the warm-up.
+OptionValues kept_options(const Options& options, const BatchPlan& batch, const LrSchedule& schedule);
+
+// Compares what a run continues with what it is now. Options that change what is computed must be equal, or be named by --allow-change; ranks, stage, buckets, micro-batch,
+// recomputation and what is printed or saved are free. `data`: the training data's fingerprint, `precision` of the weights. Throws UsageError naming every difference.
+// Returns what was changed with leave, to be printed.
+struct RunMeaning { OptionValues options; std::string data, precision; ModelConfig model; };
+std::vector<std::string> check_changes(const RunMeaning& before, const RunMeaning& now, const std::string& allow_change);
 
 // Steps of the run: --steps, or as many as --epochs give with this much data.
 long long total_steps(const Options& options, long long windows, long long windows_per_step);

@@ -163,6 +163,19 @@ FlatLayout make_flat_layout(const ParamTable& table, int num_ranks, double bucke
     return layout;
 }
 
+std::vector<ParameterPiece> parameter_pieces(const ParamTable& table, const FlatLayout& layout, size_t bucket, size_t begin, size_t count) {
+    std::vector<ParameterPiece> pieces;
+    for (int unit = layout.buckets[bucket].first_unit; unit < layout.buckets[bucket].end_unit; ++unit) {
+        for (int i = table.units[unit].first_parameter; i < table.units[unit].end_parameter; ++i) {
+            const Parameter& p = table.parameters[i];
+            const size_t at = layout.unit_begin[unit] + p.offset;
+            const size_t first = std::max(begin, at), end = std::min(begin + count, at + p.count());
+            if (first < end) pieces.push_back({i, first - at, end - first, first - begin});
+        }
+    }
+    return pieces;
+}
+
 size_t decay_map_count(const FlatLayout& layout) { return round_up(layout.total_count, kParameterAlign) / kParameterAlign; }
 
 std::vector<uint8_t> make_decay_map(const ParamTable& table, const FlatLayout& layout) {

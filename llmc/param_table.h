@@ -88,6 +88,17 @@ struct FlatLayout {
 // Merges adjacent units while their bytes fit bucket_mb (10^6 bytes, element_bytes each; 0 = never merge), pads each bucket to num_ranks slices.
 FlatLayout make_flat_layout(const ParamTable& table, int num_ranks, double bucket_mb, size_t element_bytes);
 
+// The elements of a parameter that lie in a range of the flat buffer; padding of the vocabulary is no element.
+struct ParameterPiece {
+    int parameter = 0;     // of the table
+    size_t first = 0;      // element of the parameter
+    size_t count = 0;
+    size_t in_range = 0;   // elements from the start of the range
+};
+
+// Pieces of [begin, begin + count) of the flat buffer, within one bucket, in its order; gaps and padding are in none.
+std::vector<ParameterPiece> parameter_pieces(const ParamTable& table, const FlatLayout& layout, size_t bucket, size_t begin, size_t count);
+
 // One byte per kParameterAlign elements of the flat buffer: 1 where weight decay applies.
 std::vector<uint8_t> make_decay_map(const ParamTable& table, const FlatLayout& layout);
 size_t decay_map_count(const FlatLayout& layout);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <tuple>
 
+#include "llmc/checkpoint_tensors.h"
 #include "llmc/error.h"
 #include "llmc/units.h"
 
@@ -345,5 +346,7 @@ Plan make_plan(const PlanRequest& request, const CountRun& count_run) {
         plan.scaling.push_back(row);
     }
     plan.checkpoint_bytes = static_cast<double>(plan.table.parameter_count()) * (request.element_bytes + 3 * sizeof(float));
+    const RunShape& shape = plan.chosen().shape;
+    plan.async_save_bytes = largest_share_bytes(make_flat_layout(plan.table, shape.ranks, shape.bucket_mb, request.element_bytes), weights_files(plan.table, request.element_bytes));
     return plan;
 }

@@ -91,6 +91,7 @@ struct Plan {
     std::string why_not;             // where no change on as many ranks makes it fit: what is in the way
     std::vector<ScalingRow> scaling; // of chosen(), with the same work on each rank
     double checkpoint_bytes = 0;     // of one: parameters, and fp32 master weights and two moments
+    size_t async_save_bytes = 0;     // host memory of the rank that --save-mode async takes most on
 
     const CasePlan& asked() const { return stages[request.shape.stage]; }
     // What is recommended, or where nothing fits the stage asked for: what hours, price and scaling are of.

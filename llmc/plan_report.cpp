@@ -191,7 +191,8 @@ std::string disk_text(const Plan& plan) {
     const bool enough = together <= static_cast<double>(request.free_disk_bytes);
     return format("disk: %s a checkpoint (weights, fp32 master weights, two moments), %s with --keep %d while the next one is written; %s are free in %s%s\n",
                   format_bytes(plan.checkpoint_bytes).c_str(), format_bytes(together).c_str(), request.keep, format_bytes(request.free_disk_bytes).c_str(), request.folder.c_str(),
-                  enough ? "" : ": NOT ENOUGH");
+                  enough ? "" : ": NOT ENOUGH") +
+           format("host memory: up to %s of a rank where --save-mode async copies what it saves; stream needs none\n", format_bytes(plan.async_save_bytes).c_str());
 }
 
 constexpr const char* kFormulas =
@@ -254,6 +255,7 @@ std::string plan_json(const Plan& plan) {
     json["steps"] = request.steps > 0 ? ordered_json(request.steps) : ordered_json();
     json["hours"] = request.steps > 0 && plan.chosen().fits ? ordered_json(request.steps * plan.chosen().time.seconds / 3600) : ordered_json();
     json["checkpoint_bytes"] = plan.checkpoint_bytes;
+    json["async_save_host_bytes"] = plan.async_save_bytes;
     json["free_disk_bytes"] = request.free_disk_bytes;
     return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";  // a name that is no UTF-8 is no reason to fail
 }

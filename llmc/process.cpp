@@ -3,6 +3,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 
@@ -120,6 +121,19 @@ void run_on_all_ranks(const Process& process, const std::function<void()>& body)
     }
     throw AgreedError(message, reports[first][0]);
 }
+
+namespace {
+volatile sig_atomic_t stop_signal_came = 0;
+}
+
+void remember_stop_signal() {
+    struct sigaction action = {};
+    action.sa_handler = [](int) { stop_signal_came = 1; };
+    action.sa_flags = SA_RESTART;  // no read or write of ours is cut short by it
+    sigaction(SIGUSR1, &action, nullptr);
+}
+
+bool stop_requested() { return stop_signal_came != 0; }
 
 int run_main(int argc, char** argv, const std::function<int(const Process&)>& body, bool alone) {
     Process process;

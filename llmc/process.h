@@ -42,6 +42,10 @@ void check_places_differ(const std::vector<std::string>& places);
 // Collective: rank 0's bytes on every rank.
 void broadcast_bytes(const Process& process, std::vector<unsigned char>* bytes);
 
+// From now on SIGUSR1 (mpirun forwards it to every rank, Slurm sends it before a time limit) does not end this process but is remembered: whoever asks stop_requested() saves and ends.
+void remember_stop_signal();
+bool stop_requested();
+
 // Runs the body of main(): turns exceptions into messages and exit statuses as described above. `alone`: where no launcher started this process it is rank 0 of 1 without MPI;
 // such a body may use what is declared here, and no communicator.
 int run_main(int argc, char** argv, const std::function<int(const Process&)>& body, bool alone = false);

@@ -96,6 +96,9 @@ std::string start_report(const StartInfo& info) {
                   info.val->windows());
     }
 
+    table.title("checkpoints");
+    for (const auto& [name, text] : info.checkpoints) table.row(name, "%s", text.c_str());
+
     table.title("device memory of a rank");
     for (const auto& [category, bytes] : info.memory.categories) table.row(category, "%s", format_bytes(bytes).c_str());
     table.row("together", "%s", format_bytes(info.memory.total_bytes).c_str());

@@ -30,6 +30,7 @@ struct StartInfo {
     const DataLoader& train;
     const ValLoader* val;                   // nullptr = no evaluation
     const MemoryBill& memory;               // on this rank's device
+    const std::vector<std::pair<std::string, std::string>>& checkpoints;  // name and text of each row on them
     double product_flops;                   // measured, FLOP/s
     double link_bytes_per_s;                // measured; 0 on one rank
     size_t element_bytes;                   // of a parameter

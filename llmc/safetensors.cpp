@@ -22,13 +22,6 @@ constexpr struct { TensorType type; const char* name; size_t bytes; bool floatin
 
 constexpr size_t kMaxHeaderBytes = 100'000'000;  // what the format's own reader allows
 
-// A tensor's name for messages: names come from the file, so control characters must not reach the terminal.
-std::string printable(const std::string& name) {
-    std::string text;
-    for (const char c : name.substr(0, 120)) text += c >= 32 && c < 127 ? c : '?';
-    return name.size() > 120 ? text + "..." : text;
-}
-
 std::string shape_text(const std::vector<size_t>& shape) {
     std::string text = "(";
     for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
@@ -85,6 +78,12 @@ T load(const unsigned char* data, size_t i) {
 }
 
 }  // namespace
+
+std::string printable(const std::string& name) {
+    std::string text;
+    for (const char c : name.substr(0, 120)) text += c >= 32 && c < 127 ? c : '?';
+    return name.size() > 120 ? text + "..." : text;
+}
 
 const char* tensor_type_name(TensorType type) {
     for (const auto& t : kTypes)

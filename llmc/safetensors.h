@@ -14,6 +14,10 @@
 
 enum class TensorType { F64, F32, F16, BF16, I64, I32, I16, I8, U8, Bool };
 const char* tensor_type_name(TensorType type);
+
+// A tensor's name for messages: names come from the file, so control characters must not reach the terminal.
+std::string printable(const std::string& name);
+
 size_t tensor_type_bytes(TensorType type);
 
 struct SafetensorsTensor {

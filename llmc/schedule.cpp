@@ -173,7 +173,7 @@ private:
 
     void update() {
         const int last = config_.micro_steps - 1;
-        schedule_.step.push_back({OpKind::kDecide, 0, last, -1, peers_ * 2 * sizeof(double)});
+        schedule_.step.push_back({OpKind::kDecide, 0, last, -1, peers_ * kDecisionNumbers * sizeof(double)});
         for (size_t b = 0; b < layout_.buckets.size(); ++b) {  // in the order the next forward needs them
             const int bucket = static_cast<int>(b);
             schedule_.step.push_back({OpKind::kStep, bucket, last});

@@ -32,6 +32,9 @@
 
 #include "llmc/param_table.h"
 
+// What each rank gives to the decision of a step (kDecide), doubles: sum of squares, sum of losses, requests (step_state.cuh).
+inline constexpr size_t kDecisionNumbers = 3;
+
 // What a stage shards over the ranks.
 struct Sharding {
     bool optimizer = false, gradients = false, parameters = false;

@@ -5,6 +5,15 @@
 #pragma once
 
 #include "llmc/device.cuh"
+#include "llmc/schedule.h"
+
+// What a rank asks all ranks for between steps: a signal reaches the ranks at different steps, a clock reads differently on each, so whatever they do about it
+// is decided from the requests of all, which travel with the sums of a step.
+enum StepRequest : unsigned {
+    kRequestStop = 1,   // this rank was told to save and end
+    kRequestSave = 2,   // it is time for a checkpoint
+    kSaveWritten = 4,   // this rank has written its part of the checkpoint under way
+};
 
 struct StepState {
     // Inputs, written by the host.
@@ -12,6 +21,7 @@ struct StepState {
     float max_norm;            // clip the gradient to this norm; 0 = off
     unsigned long long step;   // key of the step's random numbers
     unsigned long long seed;   // key of the run's random numbers
+    double requests;           // StepRequest bits of this rank
 
     // Computed on the device.
     unsigned long long valid_tokens;     // targets that count in the global batch
@@ -20,6 +30,7 @@ struct StepState {
     double loss_sum;                     // sum over the valid tokens
     float grad_norm;                     // of the averaged gradient, before clipping
     float clip_factor;                   // what the gradient is multiplied by
+    unsigned requests_any, requests_all; // StepRequest bits that some rank has set, and that all have
     int skip;                            // 1: the norm is not finite, the update leaves everything as it is
     float bias_correction1;              // 1 - beta1^applied_steps
     float bias_correction2;              // 1 - beta2^applied_steps
@@ -66,13 +77,19 @@ inline void set_inv_valid(StepState* state, const unsigned long long* rank_count
     launch(set_inv_valid_kernel, 1, 1, 0, stream, state, rank_counts, N);
 }
 
-// ---- what the step does, from the ranks' sums: (N, 2) squared norm of the rank's slices, loss sum of its tokens; added in rank order ----
+// ---- what the step does, from the ranks' numbers: (N, kDecisionNumbers) squared norm of the rank's slices, loss sum of its tokens, requests; added in rank order ----
 __global__ void decide_step_kernel(StepState* state, const double* rank_sums, int N, double beta1, double beta2) {
     double squares = 0, loss_sum = 0;
+    unsigned requests_any = 0, requests_all = ~0u;
     for (int rank = 0; rank < N; rank++) {
-        squares += rank_sums[2 * rank];
-        loss_sum += rank_sums[2 * rank + 1];
+        const double* numbers = rank_sums + kDecisionNumbers * rank;
+        squares += numbers[0];
+        loss_sum += numbers[1];
+        requests_any |= static_cast<unsigned>(numbers[2]);
+        requests_all &= static_cast<unsigned>(numbers[2]);
     }
+    state->requests_any = requests_any;
+    state->requests_all = requests_all;
     state->loss_sum = loss_sum;
     state->loss = state->valid_tokens == 0 ? 0.0f : static_cast<float>(loss_sum / static_cast<double>(state->valid_tokens));
     const double norm = sqrt(squares);

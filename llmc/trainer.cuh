@@ -20,6 +20,7 @@ struct StepInputs {
     double max_norm = 0;  // clip; 0 = off
     unsigned long long seed = 0;
     int slot = 0;         // of kStepSlots: steps are queued ahead of the host, so there are several of everything it touches
+    unsigned requests = 0;  // StepRequest bits of this rank
 };
 
 // Token ids of `count` positions in pinned memory, from where they can be copied while the host goes on.
@@ -136,6 +137,7 @@ struct Trainer {
         host.max_norm = static_cast<float>(step.max_norm);
         host.step = step.step;
         host.seed = step.seed;
+        host.requests = step.requests;
         CUDA_CHECK(cudaEventRecord(step_begun[step.slot], stream));
         CUDA_CHECK(cudaMemcpyAsync(state, &host, offsetof(StepState, valid_tokens), cudaMemcpyHostToDevice, stream));
         copy_ids(batch, tokens_per_step());
@@ -210,6 +212,17 @@ struct Trainer {
         return std::vector<T>(values.data(), values.data() + count);
     }
 
+    // Counters of a run that goes on; before its first step.
+    void restore_counters(unsigned long long applied_steps, unsigned long long skipped_total, unsigned long long skipped_in_row) {
+        StepState restored = {};
+        restored.applied_steps = applied_steps;
+        restored.skipped_total = skipped_total;
+        restored.skipped_in_row = skipped_in_row;
+        host_states[0] = restored;
+        CUDA_CHECK(cudaMemcpyAsync(state, &host_states[0], sizeof(StepState), cudaMemcpyHostToDevice, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+    }
+
     // The state as it is after all that is queued; waits.
     StepState read_state() {
         zero.synchronize();
@@ -218,15 +231,23 @@ struct Trainer {
         return read_back[0];
     }
 
-    // Collective: rank 0 chooses an algorithm for every product of the model, everybody takes its choices: the same sums on all ranks.
-    void choose_products(const Process& process) {
+    // Collective: rank 0 chooses an algorithm for every product of the model, everybody takes its choices: the same sums on all ranks. `stored`: choices of an earlier run, to be
+    // taken again where this library and device can. Returns why they could not, on rank 0; else "".
+    std::string choose_products(const Process& process, const std::vector<unsigned char>& stored = {}) {
         std::vector<unsigned char> choices;
+        std::string why_not;
         if (process.rank == 0) {
+            try {
+                if (!stored.empty()) matmuls.import_choices(stored);
+            } catch (const Error& error) {
+                why_not = error.what();
+            }
             model.choose_products(zero.any_params());
             choices = matmuls.export_choices();
         }
         if (process.ranks > 1) broadcast_bytes(process, &choices);
         if (process.rank != 0) matmuls.import_choices(choices);
+        return why_not;
     }
 
 private:

@@ -58,7 +58,7 @@ struct ZeroMemory {
     uint8_t* decay_map = nullptr;          // (decay_map_count): one byte per kParameterAlign elements of the flat buffer
     size_t partials_count = 0;
     double* partials = nullptr;            // (partials_count): partial sums of squares, bucket by bucket
-    double* rank_sums = nullptr;           // (N, 2) gathered, then this rank's own 2: sum of squares, sum of losses
+    double* rank_sums = nullptr;           // (N, kDecisionNumbers) gathered, then this rank's own: sum of squares, sum of losses, requests
 
     ZeroMemory(const ParamTable& table, const FlatLayout& layout, const Schedule& schedule, const ZeroConfig& config, DeviceMemory& memory)
         : gradients(table, layout, schedule, gradients_config(config), memory) {
@@ -72,7 +72,7 @@ struct ZeroMemory {
         for (const Bucket& bucket : layout.buckets) partials_count += sum_of_squares_count(bucket.slice_count);
         decay_map = memory.allocate<uint8_t>("buffers", "weight decay map", decay_map_count(layout));
         partials = memory.allocate<double>("buffers", "partial sums of the norm", partials_count);
-        rank_sums = memory.allocate<double>("buffers", "sums of each rank", 2 * (static_cast<size_t>(layout.num_ranks) + 1));
+        rank_sums = memory.allocate<double>("buffers", "sums of each rank", kDecisionNumbers * (static_cast<size_t>(layout.num_ranks) + 1));
     }
 
     static GradientsConfig gradients_config(const ZeroConfig& config) { return {config.micro_steps, config.lmhead_chunks, config.fp32_gradients}; }
@@ -198,6 +198,45 @@ public:
         }
         CUDA_CHECK(cudaMemsetAsync(buf_.m, 0, buf_.state_count * sizeof(float), compute_));
         CUDA_CHECK(cudaMemsetAsync(buf_.v, 0, buf_.state_count * sizeof(float), compute_));
+    }
+
+    // Where a piece of what this rank steps is to be written.
+    struct StateAddresses {
+        floatX* params;
+        float *master, *m, *v;
+    };
+    // In place of write_params() and start_optimizer(), from saved state: calls fill(piece, addresses) for every piece of a parameter that this rank steps, to queue on the compute
+    // stream what writes it; 0 elsewhere. Afterwards every rank holds what it is to hold. Collective where the optimizer is sharded and parameters are not. Not inside a step.
+    template <class Fill>
+    void write_state(Fill&& fill) {
+        synchronize();
+        CUDA_CHECK(cudaMemsetAsync(buf_.params, 0, (sharding().parameters ? layout_.shard_count : layout_.total_count) * sizeof(floatX), compute_));
+        for (float* array : {buf_.master, buf_.m, buf_.v}) CUDA_CHECK(cudaMemsetAsync(array, 0, buf_.state_count * sizeof(float), compute_));
+        for (size_t b = 0; b < layout_.buckets.size(); ++b) {
+            const Owned owned = owned_by_this_rank(b);
+            for (const ParameterPiece& piece : parameter_pieces(table_, layout_, b, owned.begin, owned.count)) {
+                const size_t at = owned.state_begin + piece.in_range;
+                fill(piece, StateAddresses{owned.params + piece.in_range, buf_.master + at, buf_.m + at, buf_.v + at});
+            }
+            if (sharding().optimizer && !sharding().parameters) {
+                order(compute_, communicate_);
+                comm_.all_gather_in_place(buf_.params + layout_.buckets[b].begin, layout_.buckets[b].slice_count, communicate_);
+                order(communicate_, compute_);
+            }
+            buckets_[b].stepped.record(compute_);
+        }
+    }
+
+    // Calls read(piece, first element) for every piece of this rank's slices in one of master, m and v, bucket by bucket: slices, in every stage, so that each element is saved by
+    // one rank. Not inside a step.
+    template <class Read>
+    void read_state_slices(const float* array, Read&& read) const {
+        for (size_t b = 0; b < layout_.buckets.size(); ++b) {
+            const Bucket& bucket = layout_.buckets[b];
+            const size_t in_bucket = comm_.rank() * bucket.slice_count;
+            const float* slice = array + (sharding().optimizer ? bucket.slice_begin : bucket.begin + in_bucket);
+            for (const ParameterPiece& piece : parameter_pieces(table_, layout_, b, bucket.begin + in_bucket, bucket.slice_count)) read(piece, slice + piece.in_range);
+        }
     }
 
     // ---- small collectives ----------------------------------------------------------------------------------------------------
@@ -335,14 +374,16 @@ private:
     }
 
     // ---- the update -------------------------------------------------------------------------------------------------------------
-    // After the last micro-step: norm of the averaged gradient, clip or skip. state->loss_sum holds this rank's sum of losses; afterwards state->loss is the global mean.
+    // After the last micro-step: norm of the averaged gradient, clip or skip, what the ranks ask for. state->loss_sum holds this rank's sum of losses; afterwards state->loss is
+    // the global mean.
     void decide(StepState* state) {
         const SpanTimer::Section stall(stalls_);
         order(compute_, communicate_);  // loss_sum is complete
-        double* own = buf_.rank_sums + 2 * comm_.size();
+        double* own = buf_.rank_sums + kDecisionNumbers * comm_.size();
         sum_partials(own, buf_.partials, buf_.partials_count, communicate_);
         CUDA_CHECK(cudaMemcpyAsync(own + 1, &state->loss_sum, sizeof(double), cudaMemcpyDeviceToDevice, communicate_));
-        comm_.all_gather(buf_.rank_sums, own, 2, communicate_);
+        CUDA_CHECK(cudaMemcpyAsync(own + 2, &state->requests, sizeof(double), cudaMemcpyDeviceToDevice, communicate_));
+        comm_.all_gather(buf_.rank_sums, own, kDecisionNumbers, communicate_);
         decide_step(state, buf_.rank_sums, comm_.size(), config_.beta1, config_.beta2, communicate_);
         order(communicate_, compute_);
     }

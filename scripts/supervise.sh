@@ -275,6 +275,7 @@ run_ranks() {
     steps_before=$metrics_steps
     began=$SECONDS
     note "start: $1 of $all_ranks ranks: ${command[*]}"
+    finish_if_asked  # a signal that comes now must not be lost in a process that is just being made
     run_child process "${command[@]}"
     read_metrics
     # A run that finds no checkpoint begins a new file; what stood in the old one is not its own.

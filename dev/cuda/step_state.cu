@@ -41,7 +41,7 @@ void decide(bench::Case& c, int ranks) {
     std::vector<double> sums;
     double squares = 0, loss = 0;
     for (int rank = 0; rank < ranks; rank++) {
-        sums.insert(sums.end(), {1.0 + rank, 100.0 * rank});
+        sums.insert(sums.end(), {1.0 + rank, 100.0 * rank, rank % 2 ? 3.0 : 1.0});
         squares += 1.0 + rank;
         loss += 100.0 * rank;
     }
@@ -56,6 +56,8 @@ void decide(bench::Case& c, int ranks) {
     close("clip_factor", got.clip_factor, std::min(1.0, 1.0 / (std::sqrt(squares) + 1e-6)));
     close("bias_correction1", got.bias_correction1, 1 - std::pow(beta1, 10));
     close("bias_correction2", got.bias_correction2, 1 - std::pow(beta2, 10));
+    c.expect("requests_any", 0, got.requests_any, ranks > 1 ? 3 : 1, 0);
+    c.expect("requests_all", 0, got.requests_all, 1, 0);
     c.expect("skip", 0, got.skip, 0, 0);
     c.expect("applied_steps", 0, static_cast<double>(got.applied_steps), 10, 0);
     c.time(bench::bytes(rank_sums) + 2.0 * sizeof(StepState), 2.0 * ranks);

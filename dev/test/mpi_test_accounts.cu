@@ -173,8 +173,8 @@ unsigned long long gathered_bytes(const FlatLayout& layout, const std::vector<si
     return slices * (layout.num_ranks - 1) * sizeof(floatX);
 }
 
-// Two more all-gathers a step, whatever the stage: a count of targets, and two sums.
-unsigned long long small_collective_bytes(const FlatLayout& layout) { return (layout.num_ranks - 1) * (sizeof(unsigned long long) + 2 * sizeof(double)); }
+// Two more all-gathers a step, whatever the stage: a count of targets, and two sums and the requests.
+unsigned long long small_collective_bytes(const FlatLayout& layout) { return (layout.num_ranks - 1) * (sizeof(unsigned long long) + 3 * sizeof(double)); }
 
 // The design's table. All that is "sharded" or "whole" there is seen in these factors alone.
 unsigned long long expected_step_bytes(const SentCase& c, const FlatLayout& layout) {

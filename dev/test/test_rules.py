@@ -53,7 +53,7 @@ def test_hostcuda_knows_nothing_of_the_trainer():
 def test_every_header_of_the_trainer_is_found_from_train_gpt():
     text = (ROOT / "train_gpt.cu").read_text(encoding="utf-8")
     internal = {"mapped_file.h", "token_shard.h", "permutation.h", "safetensors.h", "random.cuh", "reduce.cuh", "span_timer.cuh", "hash.h", "order_event.cuh",
-                "attention_args.cuh", "attention_plain.cuh", "attention_mma.cuh", "ptx.cuh", "memory_bill.h", "units.h", "text_table.h"}
+                "attention_args.cuh", "attention_plain.cuh", "attention_mma.cuh", "ptx.cuh", "memory_bill.h", "units.h", "text_table.h", "durable_file.h"}
     headers = {path.name for path in (ROOT / "llmc").glob("*.*h")}
     missing = {name for name in headers - internal if f'#include "llmc/{name}"' not in text}
     assert missing == set()

@@ -96,7 +96,7 @@ std::vector<ScheduleOp> expected_step(const Made& made) {
             }
         }
     }
-    ops.push_back({OpKind::kDecide, 0, last, -1, others * 16});
+    ops.push_back({OpKind::kDecide, 0, last, -1, others * 24});
     for (int b = 0; b < static_cast<int>(buckets.size()); ++b) {
         ops.push_back({OpKind::kStep, b, last});
         if (c.stage == 1 || c.stage == 2) ops.push_back({OpKind::kGather, b, last, -1, others * (buckets[b].count / c.ranks) * c.parameter_bytes});
@@ -368,7 +368,7 @@ TEST(Schedule, SentBytesAreTheFormulas) {
         const Case& c = made.c;
         const size_t N = c.ranks, G = c.micro_steps, elements = padded_count(made.layout);
         ASSERT_EQ(elements % N, 0u);
-        const size_t x_gradients = (N - 1) * (elements / N) * c.gradient_bytes, x_parameters = (N - 1) * (elements / N) * c.parameter_bytes, small = (N - 1) * (8 + 16);
+        const size_t x_gradients = (N - 1) * (elements / N) * c.gradient_bytes, x_parameters = (N - 1) * (elements / N) * c.parameter_bytes, small = (N - 1) * (8 + 24);
         const size_t times = c.sync_every_micro_step ? G : 1;
         const size_t sent = made.schedule.step_sent_bytes();
         if (c.stage == 0) { EXPECT_EQ(sent, times * 2 * x_gradients + small); }

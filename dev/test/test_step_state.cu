@@ -48,7 +48,7 @@ struct Decision {
     StepState run() const {
         DeviceBuffer<StepState> state(std::vector<StepState>{before});
         DeviceBuffer<double> sums(rank_sums);
-        decide_step(state, sums, static_cast<int>(rank_sums.size() / 2), 0.9, 0.95, test_stream());
+        decide_step(state, sums, static_cast<int>(rank_sums.size() / kDecisionNumbers), 0.9, 0.95, test_stream());
         return get(state);
     }
 };
@@ -57,7 +57,7 @@ TEST(Decide, SumsRanksAndClips) {
     Decision d;
     d.before.valid_tokens = 10;
     d.before.max_norm = 1.0f;
-    d.rank_sums = {4.0, 7.0, 3.0, 8.0, 2.0, 5.0};
+    d.rank_sums = {4.0, 7.0, 0, 3.0, 8.0, 0, 2.0, 5.0, 0};
     const StepState s = d.run();
     EXPECT_EQ(s.loss_sum, 20.0);
     EXPECT_EQ(s.loss, 2.0f);
@@ -72,7 +72,7 @@ TEST(Decide, SumsRanksAndClips) {
 TEST(Decide, NoClipBelowOrWhenOff) {
     Decision d;
     d.before.valid_tokens = 1;
-    d.rank_sums = {9.0, 0.0};
+    d.rank_sums = {9.0, 0.0, 0};
     d.before.max_norm = 0.0f;
     EXPECT_EQ(d.run().clip_factor, 1.0f);
     d.before.max_norm = 3.5f;
@@ -80,20 +80,34 @@ TEST(Decide, NoClipBelowOrWhenOff) {
     // Just above the norm, within the 1e-6: torch's factor is below one only if max_norm < norm + 1e-6.
     d.before.max_norm = 3.0f;
     EXPECT_LT(d.run().clip_factor, 1.0f);
-    d.rank_sums = {0.0, 0.0};
+    d.rank_sums = {0.0, 0.0, 0};
     EXPECT_EQ(d.run().clip_factor, 1.0f);
     EXPECT_EQ(d.run().skip, 0);
 }
 
 TEST(Decide, NoValidTokensIsLossZero) {
     Decision d;
-    d.rank_sums = {0.0, 0.0};
+    d.rank_sums = {0.0, 0.0, 0};
     EXPECT_EQ(d.run().loss, 0.0f);
+}
+
+TEST(Decide, RequestsOfSomeRankAndOfAll) {
+    Decision d;
+    d.rank_sums = {1.0, 1.0, kRequestSave | kSaveWritten, 1.0, 1.0, kSaveWritten, 1.0, 1.0, kRequestStop | kSaveWritten};
+    EXPECT_EQ(d.run().requests_any, kRequestSave | kRequestStop | kSaveWritten);
+    EXPECT_EQ(d.run().requests_all, kSaveWritten);
+    // Also in a step that is skipped: a run of NaNs can be stopped.
+    d.rank_sums = {std::nan(""), 1.0, kRequestStop};
+    EXPECT_EQ(d.run().requests_any, kRequestStop);
+    EXPECT_EQ(d.run().requests_all, kRequestStop);
+    d.rank_sums = {1.0, 1.0, 0, 1.0, 1.0, kRequestStop};
+    EXPECT_EQ(d.run().requests_any, kRequestStop);
+    EXPECT_EQ(d.run().requests_all, 0u);
 }
 
 TEST(Decide, BiasCorrections) {
     Decision d;
-    d.rank_sums = {1.0, 1.0};
+    d.rank_sums = {1.0, 1.0, 0};
     for (const unsigned long long steps : {0ull, 1ull, 9ull, 999ull, 100000ull}) {
         d.before.applied_steps = steps;
         const StepState s = d.run();
@@ -116,7 +130,7 @@ TEST(Decide, NonFiniteNormSkips) {
         d.before.bias_correction2 = 0.125f;
         d.before.skipped_total = 7;
         d.before.skipped_in_row = 2;
-        d.rank_sums = {1.0, 2.0, bad, 2.0};
+        d.rank_sums = {1.0, 2.0, 0, bad, 2.0, 0};
         StepState s = d.run();
         EXPECT_EQ(s.skip, 1);
         EXPECT_FALSE(std::isfinite(s.grad_norm));
@@ -128,7 +142,7 @@ TEST(Decide, NonFiniteNormSkips) {
         EXPECT_EQ(s.skipped_in_row, 3u);
         // A good step ends the row, not the total.
         d.before = s;
-        d.rank_sums = {1.0, 2.0};
+        d.rank_sums = {1.0, 2.0, 0};
         s = d.run();
         EXPECT_EQ(s.skip, 0);
         EXPECT_EQ(s.skipped_total, 8u);

@@ -113,7 +113,7 @@ TEST(Costs, AreFlopsOverSpeed) {
 
 // Seconds by bucket, of the embedding, any layer, the head; by `scale` of two small ones beside.
 Collective by_bucket(const Made& made, double embedding, double layer, double head, double count = 0.5, double scale = 1) {
-    std::map<size_t, double> seconds = {{(made.c.ranks - 1) * 8, count * scale}, {(made.c.ranks - 1) * 16, 0.25 * scale}};
+    std::map<size_t, double> seconds = {{(made.c.ranks - 1) * 8, count * scale}, {(made.c.ranks - 1) * 24, 0.25 * scale}};
     for (const Bucket& bucket : made.layout.buckets) {
         const double value = bucket.first_unit == 0 ? embedding : bucket.end_unit == static_cast<int>(made.table.units.size()) ? head : layer;
         seconds[(made.c.ranks - 1) * bucket.slice_count * 2] = value * scale;
@@ -401,7 +401,7 @@ TEST(StepTime, ComputationThatDominatesLeavesTheEmbeddingsBucketExposed) {
     for_each_case([](const Made& made) {
         ComputeCosts costs = uneven_costs(made, 1);
         for (std::vector<double>* of_units : {&costs.forward, &costs.backward}) for (double& seconds : *of_units) seconds += 1e6;
-        const double bucket = uneven_collective((made.c.ranks - 1) * made.layout.buckets[0].slice_count * 2), decide = uneven_collective((made.c.ranks - 1) * 16);
+        const double bucket = uneven_collective((made.c.ranks - 1) * made.layout.buckets[0].slice_count * 2), decide = uneven_collective((made.c.ranks - 1) * 24);
         EXPECT_EQ(simulate(made, costs, uneven_collective).exposed_comm_seconds(), 2 * bucket + decide);
     });
 }

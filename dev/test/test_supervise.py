@@ -405,16 +405,35 @@ def test_the_signal_to_save_is_handed_on_and_there_is_no_restart(stage: Stage, s
     assert stage.log()[-1] == ("stop: done, asked by SIGUSR1" if status == 0 else "stop: the run failed after SIGUSR1 had asked it to end")
 
 
-def test_a_signal_that_ends_only_a_step_is_waited_for(stage: Stage) -> None:
-    """The run goes on for a while after SIGUSR1, and a second signal reaches it too."""
-    stage.runs("""trap 'echo USR1 >>"$STAGE/signals"; : >"$STAGE/first"' USR1; """ + TRAP.format("TERM", 0) + "forever")
+def test_a_run_that_goes_on_after_signals_is_waited_for(stage: Stage) -> None:
+    stage.runs("""count=0; trap 'count=$((count + 1)); : >"$STAGE/saw.$count"; [ $count -lt 4 ] || exit 0' USR1; forever""")
     process = stage.start("--ranks", "1", "--pause", "0", "--", "./train_gpt", "--out", "out")
     stage.wait_for("running")
-    process.send_signal(signal.SIGUSR1)
-    stage.wait_for("first")
-    process.send_signal(signal.SIGTERM)
+    for count in range(1, 5):
+        process.send_signal(signal.SIGUSR1)
+        stage.wait_for(f"saw.{count}")
+    assert stage.finish(process) == 0
+    assert stage.log()[-1] == "stop: done, asked by SIGUSR1"
+
+
+@pytest.mark.parametrize("sent", [("USR1", "TERM"), ("TERM", "USR1")])
+def test_a_request_to_save_does_not_take_back_one_to_end(stage: Stage, sent: tuple[str, str]) -> None:
+    stage.runs("""seen() { : >"$STAGE/saw.$1"; [ ! -e "$STAGE/saw.USR1" ] || [ ! -e "$STAGE/saw.TERM" ] || exit 0; }; trap 'seen USR1' USR1; trap 'seen TERM' TERM; forever""")
+    process = stage.start("--ranks", "1", "--pause", "0", "--", "./train_gpt", "--out", "out")
+    stage.wait_for("running")
+    for name in sent:
+        process.send_signal(getattr(signal, f"SIG{name}"))
+        stage.wait_for(f"saw.{name}")
     assert stage.finish(process) == 143
-    assert (stage.folder / "signals").read_text() == "USR1\nTERM\n"
+
+
+@pytest.mark.parametrize("sent, status", [("TERM", 143), ("USR1", 0)])
+def test_a_signal_just_before_a_start_prevents_it(stage: Stage, sent: str, status: int) -> None:
+    """It comes with the line of the log that tells of the start."""
+    stage.program("date", f"kill -{sent} $PPID; exec {shutil.which('date')} \"$@\"")
+    stage.runs(then="forever")
+    assert stage.supervise("--ranks", "1") == status
+    assert stage.words() == []
 
 
 @pytest.mark.parametrize("sent, status", [("TERM", 143), ("INT", 130), ("USR1", 0)])

@@ -34,8 +34,8 @@ def three_ranks(stage: int, buckets: str = "merged") -> tuple:
 
 
 def small_collectives(ranks: int) -> int:
-    """Bytes a rank sends a step beside parameters and gradients: its count of targets, its sum of squares and its sum of losses."""
-    return (ranks - 1) * (8 + 16)
+    """Bytes a rank sends a step beside parameters and gradients: its count of targets, its sum of squares, its sum of losses and its requests."""
+    return (ranks - 1) * (8 + 24)
 
 
 @pytest.mark.parametrize("buckets", BUCKETS)
@@ -255,7 +255,7 @@ def test_an_earlier_runs_metrics_are_kept(data, tmp_path):
         status, output = mpirun(1, command)
         assert status == 0, output
     first, second = ((tmp_path / "run" / name).read_text().splitlines() for name in ("metrics.1.jsonl", "metrics.jsonl"))
-    assert len(first) == len(second) == 9  # start, 6 steps, an evaluation, done
+    assert len(first) == len(second) == 10  # start, 6 steps, an evaluation, save, done
 
 
 # ---- bad input: a clear error on all ranks, within seconds, nothing written --------------------------------------------------------
@@ -279,9 +279,10 @@ REFUSED_OPTIONS = [
     (["--grad-dtype", "fp16"], 2, ["--grad-dtype", "fp32"]),
     (["--plan", "--allocate-only"], 2, ["--plan", "--allocate-only"]),
     (["--price", "2.5"], 2, ["--price"]),
-    (["--resume", "auto"], 2, ["--resume"]),
-    (["--save-every", "5"], 2, ["--save-every"]),
-    (["--keep", "2"], 2, ["--keep"]),
+    (["--save-every", "5", "--no-save"], 2, ["--save-every", "--no-save"]),
+    (["--save-mode", "later"], 2, ["--save-mode", "async"]),
+    (["--allow-change", "lr"], 2, ["--allow-change", "--resume"]),
+    (["--resume", "/nowhere/step_00000001"], 1, ["/nowhere"]),
     (["--generate"], 2, ["--generate"]),
     (["--profile"], 2, ["--profile"]),
     (["--check-collectives"], 2, ["--check-collectives"]),

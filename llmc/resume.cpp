@@ -1,0 +1,81 @@
+#include "llmc/resume.h"
+
+#include <cstdio>
+
+namespace {
+
+// "" where all ranks find the checkpoint whole, else why it is not.
+std::string try_checkpoint(const Process& process, ResumePoint* point) {
+    const auto first_error = [&](auto&& check) {
+        std::string why;
+        try {
+            check();
+        } catch (const std::exception& error) {
+            why = error.what();
+        }
+        for (const std::string& text : gather_texts(process, why)) {
+            if (!text.empty()) return text;
+        }
+        return std::string();
+    };
+    const std::string why = first_error([&] {
+        point->info = read_checkpoint_info(point->folder);
+        check_checkpoint_sizes(point->folder, point->info);
+        CHECK(point->info.files.count("config.json") == 1, "%s/trainer.json names no config.json", point->folder.c_str());
+    });
+    if (!why.empty()) return why;
+    // After everybody knows its size: a rank that found it cut off reads nothing.
+    return first_error([&] {
+        check_checkpoint_bytes(point->folder, point->info, process.rank, process.ranks);
+        point->model = config_from_json_file(point->folder + "/config.json");
+    });
+}
+
+}  // namespace
+
+std::optional<ResumePoint> find_checkpoint(const Process& process, const std::string& resume, const std::string& run_folder) {
+    const bool newest = resume == "auto";
+    std::vector<std::string> candidates = newest ? list_checkpoints(run_folder) : std::vector<std::string>{resume};
+    // Rank 0's list for all: on a shared file system one rank may see a folder a moment later than another.
+    std::string joined;
+    for (const std::string& folder : candidates) joined += folder + '\n';
+    std::vector<unsigned char> bytes(joined.begin(), joined.end());
+    broadcast_bytes(process, &bytes);
+    joined.assign(bytes.begin(), bytes.end());
+    std::string passed_over;
+    for (size_t begin = 0; begin < joined.size();) {
+        const size_t end = joined.find('\n', begin);
+        ResumePoint point;
+        point.folder = joined.substr(begin, end - begin);
+        begin = end + 1;
+        const std::string why = try_checkpoint(process, &point);
+        if (why.empty()) return point;
+        if (!newest) {
+            const std::vector<std::string> inside = list_checkpoints(resume);
+            throw AgreedError("--resume " + resume + ": " + why + (inside.empty() ? "" : "; it is a run's folder: give one of its checkpoints, such as " + inside[0] + ", or --resume auto --out " + resume), 1);
+        }
+        if (process.rank == 0) {
+            printf("passed over %s: %s\n", point.folder.c_str(), why.c_str());
+            fflush(stdout);
+        }
+        passed_over += "\n  " + why;
+    }
+    if (!passed_over.empty()) {
+        throw AgreedError("--resume auto: no checkpoint in " + run_folder + " is whole:" + passed_over + "\nto begin anew give another --out, or move them away", 1);
+    }
+    return std::nullopt;
+}
+
+void check_no_unfinished_run(const std::string& run_folder) {
+    for (const std::string& folder : list_checkpoints(run_folder)) {
+        CheckpointInfo info;
+        try {
+            info = read_checkpoint_info(folder);
+        } catch (const Error&) {
+            continue;
+        }
+        CHECK(info.finished(), "--out %s holds a run that stands at step %lld of %lld (%s): --resume auto goes on with it; for a new run give another --out, or move that one away", run_folder.c_str(),
+              info.step, info.steps, folder.c_str());
+        return;
+    }
+}
