@@ -248,9 +248,10 @@ std::string config_json_text(const ModelConfig& config, const std::string& dtype
                  {"bos_token_id", nullptr}, {"eos_token_id", nullptr},
                  // The older way to say it, which old and new versions of transformers read; old ones ignore rope_parameters and compute with 10000.
                  {"rope_theta", config.rope_theta}, {"rope_scaling", nullptr}};
-    if (config.rope_scaling.type == RopeScaling::Type::Llama3)
-        root["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", config.rope_scaling.factor}, {"low_freq_factor", config.rope_scaling.low_freq_factor},
-                                {"high_freq_factor", config.rope_scaling.high_freq_factor}, {"original_max_position_embeddings", config.rope_scaling.original_max_seq_len}};
+    const RopeScaling& scaling = config.rope_scaling;
+    if (scaling.type == RopeScaling::Type::Llama3)
+        root["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", scaling.factor}, {"low_freq_factor", scaling.low_freq_factor}, {"high_freq_factor", scaling.high_freq_factor},
+                                {"original_max_position_embeddings", scaling.original_max_seq_len}};
     if (type == "llama") root.update({{"architectures", json::array({"LlamaForCausalLM"})}, {"attention_bias", false}, {"mlp_bias", false}});
     if (type == "qwen2") root.update({{"architectures", json::array({"Qwen2ForCausalLM"})}, {"use_sliding_window", false}});
     if (type == "qwen3") root.update({{"architectures", json::array({"Qwen3ForCausalLM"})}, {"attention_bias", false}, {"use_sliding_window", false}});
