@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,8 +13,9 @@
 
 namespace {
 
-constexpr size_t kChunkBytes = size_t{1} << 20;       // hashed and written (or read) at once: the second use finds it in the cache
-constexpr size_t kWritebackBytes = size_t{32} << 20;  // one request to the disk; large enough that the requests themselves cost nothing
+constexpr size_t kChunkBytes = size_t{1} << 20;   // read and hashed at once: the second use finds it in the processor's cache
+constexpr size_t kBufferBytes = size_t{8} << 20;  // one request to the disk; large enough that a request, and a thread for it, cost nothing
+constexpr size_t kDirectAlign = 4096;             // what O_DIRECT wants of addresses, offsets and sizes: a page is enough for every disk
 
 // What the user can do about a reason.
 const char* fix(int reason) {
@@ -52,44 +54,87 @@ int sync_fd(int fd) {
     return status;
 }
 
+void stop_direct(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_DIRECT); }
+
+// Appends. 0, or the system's reason.
+int write_all(int fd, const unsigned char* data, size_t bytes) {
+    while (bytes > 0) {
+        const ssize_t written = ::write(fd, data, bytes);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0 && errno == EINVAL && (fcntl(fd, F_GETFL) & O_DIRECT)) {  // opened with it, but not written: some network file systems
+            stop_direct(fd);
+            continue;
+        }
+        if (written <= 0) return written < 0 ? errno : EIO;
+        if (written % kDirectAlign != 0) stop_direct(fd);  // a write cut short: what follows starts anywhere
+        data += written;
+        bytes -= static_cast<size_t>(written);
+    }
+    return 0;
+}
+
 }  // namespace
 
+void DurableFile::FreeBuffer::operator()(unsigned char* buffer) const { free(buffer); }
+
 DurableFile::DurableFile(const std::string& path) : path_(path) {
-    fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+    fd_ = open(path.c_str(), flags | O_DIRECT, 0666);
+    if (fd_ < 0 && errno == EINVAL) {  // a file system without it, which may have made the file all the same
+        unlink(path.c_str());
+        fd_ = open(path.c_str(), flags, 0666);
+    }
     const int reason = errno;
     if (fd_ < 0) fail("%s: cannot be created: %s; %s", path.c_str(), strerror(reason), fix(reason));
+    for (Buffer& buffer : buffers_) buffer.reset(static_cast<unsigned char*>(aligned_alloc(kDirectAlign, kBufferBytes)));
+    if (!buffers_[0] || !buffers_[1]) give_up("cannot be written", ENOMEM);
 }
 
 DurableFile::~DurableFile() {
+    if (writing_.valid()) writing_.wait();
     if (fd_ >= 0) close(fd_);
 }
 
 void DurableFile::give_up(const char* what, int reason) {
+    if (writing_.valid()) writing_.wait();
     if (fd_ >= 0) close(fd_);
     fd_ = -1;  // a later write or finish() must not make a whole file of this
-    fail("%s: %s after %zu bytes: %s; %s", path_.c_str(), what, bytes_, strerror(reason), fix(reason));
+    fail("%s: %s: %s; %s", path_.c_str(), what, strerror(reason), fix(reason));
+}
+
+void DurableFile::await() {
+    if (!writing_.valid()) return;
+    const int reason = writing_.get();
+    if (reason != 0) give_up("cannot be written", reason);
+}
+
+void DurableFile::hand_over() {
+    await();
+    writing_ = std::async(std::launch::async, write_all, fd_, buffers_[filling_].get(), filled_);
+    filling_ = 1 - filling_;
+    filled_ = 0;
 }
 
 void DurableFile::write(const void* data, size_t bytes) {
     CHECK(fd_ >= 0, "%s: is finished or has failed; nothing more can be written to it", path_.c_str());
-    const unsigned char* at = static_cast<const unsigned char*>(data);
-    while (bytes > 0) {
-        const ssize_t written = ::write(fd_, at, std::min(bytes, kChunkBytes));
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) give_up("cannot be written", written < 0 ? errno : EIO);
-        hash_.add(at, static_cast<size_t>(written));
-        at += written;
-        bytes -= static_cast<size_t>(written);
-        bytes_ += static_cast<size_t>(written);
-        if (bytes_ - started_ < kWritebackBytes) continue;
-        // Left to itself the system would keep all of it in memory and the disk idle until the fsync. Only a hint: fsync reports what goes wrong here.
-        (void)sync_file_range(fd_, static_cast<off64_t>(started_), kWritebackBytes, SYNC_FILE_RANGE_WRITE);
-        started_ += kWritebackBytes;
+    hash_.add(data, bytes);
+    for (const unsigned char* at = static_cast<const unsigned char*>(data); bytes > 0;) {
+        const size_t count = std::min(bytes, kBufferBytes - filled_);
+        memcpy(buffers_[filling_].get() + filled_, at, count);
+        filled_ += count;
+        bytes_ += count;
+        at += count;
+        bytes -= count;
+        if (filled_ == kBufferBytes) hand_over();
     }
 }
 
 FileSummary DurableFile::finish() {
     CHECK(fd_ >= 0, "%s: is finished or has failed; it cannot be finished again", path_.c_str());
+    await();
+    stop_direct(fd_);  // the last part is no whole page
+    hand_over();
+    await();
     if (sync_fd(fd_) != 0) give_up("could not be brought to the disk", errno);  // never tried again: the system forgets what it could not write
     const int status = close(fd_), reason = errno;
     fd_ = -1;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <future>
+#include <memory>
 #include <string>
 
 #include "llmc/hash.h"
@@ -15,6 +17,9 @@ struct FileSummary {
 
 // A file written once from start to end; it is on the disk when finish() returns. After an error nothing more can be written and the part that was stays there:
 // whoever made the folder removes it.
+//
+// One buffer is filled and hashed while a thread writes the other past the system's cache (O_DIRECT, where the file system has it): through the cache the processor copies
+// every byte once more, which on a machine of two cores took 0.36 to 0.6 GB/s of a disk that writes 1.3, and pushes out what others keep there.
 class DurableFile {
 public:
     // Creates the file; one that exists is refused, and so is a link. Throws Error with the system's reason and the fix.
@@ -32,13 +37,21 @@ public:
     size_t bytes() const { return bytes_; }  // written so far
 
 private:
+    struct FreeBuffer { void operator()(unsigned char* buffer) const; };
+    using Buffer = std::unique_ptr<unsigned char[], FreeBuffer>;
+
+    void hand_over();  // the full buffer to a thread, when that has written the one before
+    void await();      // that thread; throws what went wrong there
     [[noreturn]] void give_up(const char* what, int reason);
 
     std::string path_;
     int fd_ = -1;  // -1: finished, or given up after an error
     size_t bytes_ = 0;
-    size_t started_ = 0;  // bytes that were sent on to the disk
     Hash64 hash_;
+    Buffer buffers_[2];
+    int filling_ = 0;            // which of them
+    size_t filled_ = 0;          // bytes in it
+    std::future<int> writing_;   // of the other one: 0, or the system's reason
 };
 
 // A whole small file.
