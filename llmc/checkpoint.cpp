@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -95,7 +96,9 @@ public:
     void read(const char* name, std::string* value) const { *value = get(name, root_, &json::is_string, "a text").get<std::string>(); }
     template <class Integer>
     void read(const char* name, Integer* value) const {
-        *value = whole(name, root_);
+        const int64_t read = whole(name, root_);
+        CHECK(static_cast<uint64_t>(read) <= static_cast<uint64_t>(std::numeric_limits<Integer>::max()), "%s: `%s` is larger than any run", path_.c_str(), name);
+        *value = static_cast<Integer>(read);
     }
     void read(const char* name, std::map<std::string, std::string>* values) const {
         for (const auto& item : get(name, root_, &json::is_object, "an object").items()) {
@@ -189,7 +192,12 @@ std::string checkpoint_json(const CheckpointInfo& info) {
 
 CheckpointInfo read_checkpoint_info(const std::string& folder) {
     const std::string path = folder + "/trainer.json";
-    json root = json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
+    // Deeper than a file's summary nests nothing: what nests on and on would run out of stack when its checksum is made.
+    const json::parser_callback_t shallow = [&](int depth, json::parse_event_t event, json&) {
+        if (depth >= 3 && (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start)) fail("%s: nests deeper than a trainer.json does", path.c_str());
+        return true;
+    };
+    json root = json::parse(read_text(path), shallow, /*allow_exceptions=*/false);
     CHECK(root.is_object(), "%s is no JSON object: it was cut off or changed", path.c_str());
     std::string format_name;
     int version = 0;
@@ -197,6 +205,7 @@ CheckpointInfo read_checkpoint_info(const std::string& folder) {
     reader.read("format", &format_name);
     CHECK(format_name == kFormat, "%s: its format is not `%s`: it is something else's", path.c_str(), kFormat);
     reader.read("version", &version);
+    CHECK(version >= 1, "%s: there is no version %d", path.c_str(), version);
     CHECK(version <= kVersion, "%s: version %d is newer than the %d this program reads; use the program that wrote it, or a newer one", path.c_str(), version, kVersion);
     std::string checksum;
     reader.read("checksum", &checksum);
@@ -245,7 +254,8 @@ std::string unfinished_name(long long step) { return kSaving + checkpoint_name(s
 void begin_checkpoint(const std::string& run_folder, long long step) {
     remove_unfinished(run_folder);
     const std::string folder = run_folder + "/" + unfinished_name(step);
-    CHECK(mkdir(folder.c_str(), 0755) == 0, "%s: the folder of a checkpoint cannot be made: %s; see whether %s can be written", folder.c_str(), strerror(errno), run_folder.c_str());
+    CHECK(mkdir(folder.c_str(), 0755) == 0, "%s: the folder of a checkpoint cannot be made: %s; %s", folder.c_str(), strerror(errno),
+          errno == EEXIST ? "what is there is no part of a checkpoint: move it away" : ("see whether " + run_folder + " can be written").c_str());
 }
 
 std::string complete_checkpoint(const std::string& run_folder, const CheckpointInfo& info) {
@@ -267,7 +277,9 @@ std::vector<std::string> remove_old_checkpoints(const std::string& run_folder, i
     std::vector<std::string> folders = list_checkpoints(run_folder);
     folders.erase(folders.begin(), folders.begin() + std::min<size_t>(folders.size(), keep));
     for (const std::string& folder : folders) {
-        const std::string removing = run_folder + "/" + kRemoving + folder.substr(run_folder.size() + 1);
+        std::string removing = run_folder + "/" + kRemoving + folder.substr(run_folder.size() + 1);
+        struct stat info;
+        while (lstat(removing.c_str(), &info) == 0) removing += "~";  // where a file that is none of ours kept an earlier one of this step
         rename_folder(folder, removing);
         remove_folder(removing);
     }

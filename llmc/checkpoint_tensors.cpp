@@ -23,6 +23,9 @@ const char* suffix_of(StateArray array) {
 }
 
 bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
+bool ends_with(const std::string& text, const std::string& suffix) {
+    return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
 
 std::vector<size_t> shape_of(const Parameter& p) { return p.is_matrix ? std::vector<size_t>{p.rows, p.cols} : std::vector<size_t>{p.rows}; }
 
@@ -120,7 +123,8 @@ void PieceIndex::check(const ParamTable& table, const char* what) {
 void PieceIndex::read(int parameter, size_t first, size_t count, void* out) const {
     const std::vector<Piece>& pieces = pieces_[parameter];
     auto piece = std::upper_bound(pieces.begin(), pieces.end(), first, [](size_t element, const Piece& p) { return element < p.first; });
-    CHECK(piece != pieces.begin() && count <= pieces.back().first + pieces.back().count - first, "elements %zu to %zu of parameter %d are in no piece", first, first + count, parameter);
+    const size_t end = pieces.empty() ? 0 : pieces.back().first + pieces.back().count;
+    CHECK(piece != pieces.begin() && first <= end && count <= end - first, "elements %zu to %zu of parameter %d are in no piece", first, first + count, parameter);
     unsigned char* to = static_cast<unsigned char*>(out);
     for (--piece; count > 0; ++piece) {
         const size_t skipped = first - piece->first, here = std::min(count, piece->count - skipped);
@@ -135,7 +139,7 @@ CheckpointTensors::CheckpointTensors(const std::string& folder, const std::vecto
     std::map<std::string, int> parameters;
     for (size_t i = 0; i < table.parameters.size(); ++i) parameters[table.parameters[i].name] = static_cast<int>(i);
     for (const std::string& name : files) {
-        const bool weights = starts_with(name, "model") && name.find(".safetensors") == name.size() - strlen(".safetensors"), optimizer = starts_with(name, "optimizer-");
+        const bool weights = starts_with(name, "model") && ends_with(name, ".safetensors"), optimizer = starts_with(name, "optimizer-");
         if (!weights && !optimizer) continue;
         files_.push_back(std::make_unique<SafetensorsFile>(folder + "/" + name));
         const SafetensorsFile& file = *files_.back();
@@ -144,9 +148,8 @@ CheckpointTensors::CheckpointTensors(const std::string& folder, const std::vecto
             std::string parameter_name = tensor_name;
             PieceIndex* index = &weights_;
             for (const StateArray array : kStateArrays) {
-                const size_t length = strlen(suffix_of(array));
-                if (weights || tensor_name.size() < length || tensor_name.compare(tensor_name.size() - length, length, suffix_of(array)) != 0) continue;
-                parameter_name = tensor_name.substr(0, tensor_name.size() - length);
+                if (weights || !ends_with(tensor_name, suffix_of(array))) continue;
+                parameter_name = tensor_name.substr(0, tensor_name.size() - strlen(suffix_of(array)));
                 index = &state_[static_cast<int>(array)];
             }
             const auto found = parameters.find(parameter_name);

@@ -38,13 +38,13 @@ std::optional<ResumePoint> find_checkpoint(const Process& process, const std::st
     std::vector<std::string> candidates = newest ? list_checkpoints(run_folder) : std::vector<std::string>{resume};
     // Rank 0's list for all: on a shared file system one rank may see a folder a moment later than another.
     std::string joined;
-    for (const std::string& folder : candidates) joined += folder + '\n';
+    for (const std::string& folder : candidates) joined += folder + '\0';
     std::vector<unsigned char> bytes(joined.begin(), joined.end());
     broadcast_bytes(process, &bytes);
     joined.assign(bytes.begin(), bytes.end());
     std::string passed_over;
     for (size_t begin = 0; begin < joined.size();) {
-        const size_t end = joined.find('\n', begin);
+        const size_t end = joined.find('\0', begin);
         ResumePoint point;
         point.folder = joined.substr(begin, end - begin);
         begin = end + 1;
