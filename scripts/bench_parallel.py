@@ -47,8 +47,8 @@ SWEEP_STEPS, SWEEP_DROP = 20, 5  # at most; a bucket size only moves when commun
 AS_PLANNED = 0.25   # times within this share of the plan agree with it
 NEGLIGIBLE = 0.01   # of a step: communication below it is hidden
 BUSY = 0.1          # of the processor that other programs take: beyond it a time says little
-# Evaluation and sampling are not part of a training step. --val-every 0 still evaluates once at the end.
-NO_EVALUATION = ["--val-every", "0", "--val-batches", "1", "--sample-every", "0"]
+# Evaluation, sampling and checkpoints are not part of a training step. --val-every 0 still evaluates once at the end.
+NO_EVALUATION = ["--val-every", "0", "--val-batches", "1", "--sample-every", "0", "--no-save"]
 CPU_SIZES = ["--seq-len", "128", "--micro-batch", "4"]
 # Ranks and stages add the same gradients in another order; a large learning rate makes the roundings to bf16 grow until the curves part.
 SMALL_LR = ["--lr", "3e-4"]

@@ -187,7 +187,7 @@ full() {
 
     local model=("${full_model[@]}") fits=trained one_why="" four_why=""
     if [ "$gpus" -gt 0 ]; then
-        model+=(--device-memory "$card" --steps "$steps" --val-every 0 --val-batches 1 --sample-every 0)
+        model+=(--device-memory "$card" --steps "$steps" --val-every 0 --val-batches 1 --sample-every 0 --no-save)
         if [ "$gpu_bytes" -lt $card ]; then
             one_why="a GPU has $(gb "$gpu_bytes") GB"
             four_why=$one_why
@@ -235,7 +235,7 @@ twin() {
         "the others at most $(gb "$largest") GB, $(percent "$largest" "$twin_card") of it"
     "$trainer" "${twin_model[@]}" --device-memory "$twin_card" --ranks 4 --plan | sed -n '1,/^  fits/p'
 
-    local model=("${twin_model[@]}" --device-memory "$twin_card" --steps "$steps" --val-every 0 --val-batches 1 --sample-every 0)
+    local model=("${twin_model[@]}" --device-memory "$twin_card" --steps "$steps" --val-every 0 --val-batches 1 --sample-every 0 --no-save)
     if [ "$gpus" -eq 0 ]; then
         export HOSTCUDA_MEMORY=$twin_card
     elif [ "$gpus" -lt 4 ]; then

@@ -123,8 +123,8 @@ class Run:
         self.problem = done.problem(what)
         metrics = folder / "metrics.jsonl"
         records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
-        self.steps = [record for record in records if record["kind"] == "train"]
-        self.end: dict[str, Any] = next((record for record in records if record.get("event") == "done"), {})
+        self.steps = list({record["step"]: record for record in records if record["kind"] == "train"}.values())  # after a resume the last line of a step wins
+        self.end: dict[str, Any] = next((record for record in reversed(records) if record.get("event") == "done"), {})
         if not self.problem and not (self.steps and self.end):
             self.problem = f"{what}: it ended without its metrics"
 
@@ -132,8 +132,9 @@ class Run:
         return tuple((step["loss"], step["grad_norm"]) for step in self.steps), self.end.get("weights")
 
 
-def train(check: Check, name: str, options: list[Any], program: str = "train_gpt", ranks: int = 0, limit: float = float("inf")) -> Run:
+def train(check: Check, name: str, options: list[Any], program: str = "train_gpt", ranks: int = 0, limit: float = float("inf"), saves: bool = False) -> Run:
     folder = check.work / name
+    options = options if saves else [*options, "--no-save"]
     command = [program] if ranks == 0 else ["mpirun", "-np", ranks, check.program(program)]
     done = check.run([*command, *options, "--out", folder], name, limit)
     return Run(done, folder, name)
@@ -215,6 +216,11 @@ def ranks(check: Check, results: dict[str, Any]) -> list[str]:
         "overlap": train(check, "one", [*SHORT_RUN, *data]),
         "no overlap": train(check, "one-no-overlap", [*SHORT_RUN, *data, "--no-overlap"]),
         "MPI": train(check, "one-mpi", [*SHORT_RUN, *data], "mpi/train_gpt")})
+    # What a run that went on from its middle leaves is what the whole run left.
+    saved = [*SHORT_RUN, *data, "--save-every", 4]
+    whole = train(check, "stopped", saved, saves=True)
+    shutil.rmtree(check.work / "stopped" / "step_00000008", ignore_errors=True)
+    same("one rank: whole, and resumed from the checkpoint of its middle", {"whole": whole, "resumed": train(check, "stopped", [*saved, "--resume", "auto"], saves=True)})
     four = {f"stage {stage}": train(check, f"four-{stage}", [*SHORT_RUN, *data, "--zero-stage", stage], "mpi/train_gpt", 4) for stage in (0, 1, 2, 3)}
     four["stage 3, recompute block"] = train(check, "four-recompute", [*SHORT_RUN, *data, "--zero-stage", 3, "--recompute", "block"], "mpi/train_gpt", 4)
     same("four ranks: ZeRO stages 0 to 3, recomputation", four)
@@ -400,7 +406,7 @@ def sanitizer(check: Check, results: dict[str, Any]) -> list[str]:
         if check.seconds_left() < 10:
             results[key] = "no time was left"
             continue
-        program = kernel_tests if name == "tests" else [check.program("train_gpt"), *SANITIZED_RUN, *pack_data(check), "--out", check.work / key.replace(" ", "-")]
+        program = kernel_tests if name == "tests" else [check.program("train_gpt"), *SANITIZED_RUN, *pack_data(check), "--no-save", "--out", check.work / key.replace(" ", "-")]
         done = check.run([tool, "--tool", kind, "--error-exitcode", 99, *program], key.replace(" ", "-"))
         summary = [line.strip("= ") for line in done.output.splitlines() if "ERROR SUMMARY" in line or "RACECHECK SUMMARY" in line]
         results[key] = summary[-1] if summary else f"no end after {done.seconds:.0f} s" if done.timed_out else "no summary"
