@@ -95,6 +95,46 @@ TEST_P(ParamTableTest, BucketsCoverEveryUnitOnceAndSlicesAreEqual) {
     }
 }
 
+TEST_P(ParamTableTest, PiecesOfARangeAreItsElementsInOrder) {
+    const auto [tied, bias, qk_norm] = GetParam();
+    const ParamTable table = make_param_table(small_config(tied, bias, qk_norm));
+    for (const int ranks : {1, 2, 3, 7}) {
+        for (const double bucket_mb : {0.0, 0.02, 25.0}) {
+            const FlatLayout layout = make_flat_layout(table, ranks, bucket_mb, 2);
+            // Of every element of the flat buffer its parameter and which element of it; -1: padding or gap.
+            std::vector<std::pair<int, size_t>> owners(layout.total_count, {-1, 0});
+            for (size_t i = 0; i < table.parameters.size(); ++i) {
+                const Parameter& p = table.parameters[i];
+                for (size_t element = 0; element < p.count(); ++element) owners.at(layout.unit_begin[p.unit] + p.offset + element) = {static_cast<int>(i), element};
+            }
+            for (size_t b = 0; b < layout.buckets.size(); ++b) {
+                const Bucket& bucket = layout.buckets[b];
+                const auto check = [&](size_t begin, size_t count) {
+                    size_t at = 0;  // of the range
+                    const auto nobodys = [&](size_t end) {
+                        for (; at < end; ++at) ASSERT_EQ(owners.at(begin + at).first, -1) << begin << " + " << at;
+                    };
+                    for (const ParameterPiece& piece : parameter_pieces(table, layout, b, begin, count)) {
+                        ASSERT_GE(piece.in_range, at);
+                        ASSERT_GT(piece.count, 0u);
+                        nobodys(piece.in_range);
+                        for (size_t i = 0; i < piece.count; ++i, ++at) ASSERT_EQ(owners.at(begin + at), std::make_pair(piece.parameter, piece.first + i)) << begin << " + " << at;
+                    }
+                    nobodys(count);
+                    ASSERT_EQ(at, count);
+                };
+                check(bucket.begin, bucket.count);
+                for (int rank = 0; rank < ranks; ++rank) check(bucket.begin + rank * bucket.slice_count, bucket.slice_count);
+                // Ranges that begin and end anywhere, some of one element and some of none.
+                for (size_t begin = 0; begin < bucket.count; begin += 1 + bucket.count / 31) {
+                    for (const size_t count : {size_t{0}, size_t{1}, size_t{37}, size_t{1000}}) check(bucket.begin + begin, std::min(count, bucket.count - begin));
+                }
+                if (HasFatalFailure()) return;
+            }
+        }
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, ParamTableTest, testing::Combine(testing::Bool(), testing::Bool(), testing::Bool()));
 
 TEST(ParamTable, HeadIsAbsentWhenTied) {
