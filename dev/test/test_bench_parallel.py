@@ -210,7 +210,7 @@ def test_rows_rounds_and_what_the_plan_is_told(made_up, tmp_path):
     trained = [line for line in calls if " --plan" not in line]
     assert [re.search(r"--zero-stage (\d)", line)[1] for line in trained] == list("012" "120" "201") + ["3"] * 6
     for line in trained:
-        assert line.startswith("--val-every 0 --val-batches 1 --sample-every 0 --lr 3e-4 --seq-len 128 --micro-batch 4 --preset tiny --total-batch 2048 --zero-stage ")
+        assert line.startswith("--val-every 0 --val-batches 1 --sample-every 0 --no-save --lr 3e-4 --seq-len 128 --micro-batch 4 --preset tiny --total-batch 2048 --zero-stage ")
         assert " --steps 6 --out " in line
     plans = [line for line in calls if " --plan" in line]
     assert plans[0].endswith("--preset tiny --plan --plan-json --ranks 2") and len(plans) == 6

@@ -74,12 +74,12 @@ if "--plan" in sys.argv:
     print(json.dumps({"chosen_stage": 1, "reserve_bytes": RESERVE, "stages": [{"total_bytes": 31e9}, {"total_bytes": PLANNED}]}))
     sys.exit(0)
 folder = sys.argv[sys.argv.index("--out") + 1]
-os.makedirs(folder)
+os.makedirs(folder, exist_ok=True)
 step = {"kind": "train", "loss": 11.95, "grad_norm": 1.0, "tokens": 16384, "mfu": 0.4, "mfu_measured": 0.5, "mem_bytes": 30e9, "tokens_per_s": 150.0,
         **{key: 1.0 for key in ("step_ms", "forward_ms", "head_ms", "backward_ms", "update_ms", "data_ms", "exposed_comm_ms")}}
 with open(folder + "/metrics.jsonl", "w") as file:
-    for _ in range(12):
-        file.write(json.dumps(step) + "\\n")
+    for number in range(12):
+        file.write(json.dumps({"step": number, **step}) + "\\n")
     file.write(json.dumps({"kind": "event", "event": "done", "weights": "abc", "device_used_bytes": 32e9}) + "\\n")
 """
 def speed(planned: float = 30e9, reserve: float = 2e9) -> str:
