@@ -1,4 +1,5 @@
 // The command line: every option reaches its field, nonsense is refused with the option, the value and the fix.
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -7,12 +8,12 @@
 
 namespace {
 
-Options parse(std::vector<std::string> words) {
+Options parse(std::vector<std::string> words, const OptionValues& kept = {}) {
     words.insert(words.begin(), "train_gpt");
     std::vector<const char*> argv;
     for (const std::string& word : words) argv.push_back(word.c_str());
     argv.push_back(nullptr);
-    return parse_options(static_cast<int>(words.size()), argv.data());
+    return parse_options(static_cast<int>(words.size()), argv.data(), kept);
 }
 
 void refused(const std::vector<std::string>& words, const std::vector<std::string>& expected) {
@@ -119,8 +120,7 @@ TEST(Options, EveryOptionThatWorksReachesItsField) {
 
 TEST(Options, WhatIsNotBuiltIsRefusedByName) {
     const std::vector<std::vector<std::string>> given = {
-        {"--resume", "auto"}, {"--allow-change", "lr"}, {"--save-every", "100"}, {"--save-minutes", "5"}, {"--save-mode", "stream"}, {"--generate"}, {"--profile"},
-        {"--check-collectives"}, {"--model", "some/folder"}};
+        {"--generate"}, {"--profile"}, {"--check-collectives"}, {"--model", "some/folder"}};
     for (const auto& words : given) refused(words, {words[0], "not available yet"});
     refused({"--model", "x"}, {"--from-config"});
     EXPECT_NO_THROW(parse({"--profile=false"}));
@@ -245,7 +245,7 @@ TEST(Plan, SizesThatNobodyMeans) {
 
 const std::vector<std::vector<std::string>> kForPlanOnly = {
     {"--plan-json"}, {"--ranks", "4"}, {"--ranks-per-node", "4"}, {"--link", "ib=50"}, {"--params", "4e9"}, {"--grad-accum", "2"}, {"--step-seconds", "1"}, {"--device-tflops", "312"},
-    {"--mfu", "0.5"}, {"--price", "2"}, {"--keep", "3"}};
+    {"--mfu", "0.5"}, {"--price", "2"}};
 
 TEST(Plan, ItsOptionsNeedIt) {
     for (const auto& words : kForPlanOnly) {
@@ -410,7 +410,8 @@ TEST(Options, AConfigFileTakesTheSameNamesAndTheCommandLineWins) {
     bad("prompt = two words\n", {path, "prompt"});
     bad("lr = [1, 2]\n", {path, "`lr`", "2 values"});
     bad("config = other\n", {path, "config"});
-    bad("save-every = 3\n", {path, "save-every", "not available yet"});
+    bad("generate = true\n", {path, "generate", "not available yet"});
+    bad("save-every = 3\nno-save = true\n", {"--no-save and --save-every", "exclude"});
     bad("help = true\n", {path, "help"});
     write_file(path, "epochs = 1\nsteps = 2\n");
     refused({"--config", path}, {"--steps", "--epochs", "exclude"});
@@ -431,7 +432,7 @@ TEST(Options, HelpListsEveryOptionAndChecksNothingElse) {
                              "--steps", "--epochs", "--lr", "--warmup", "--schedule", "--final-lr-frac", "--beta1", "--beta2", "--eps", "--weight-decay", "--clip", "--max-skipped",
                              "--zero-stage", "--bucket-mb", "--no-overlap", "--sync-every-micro-step", "--comm-timeout", "--check-collectives", "--device-memory", "--recompute",
                              "--memory-reserve", "--ignore-plan", "--allocate-only", "--lmhead-chunks", "--grad-dtype", "--val-every", "--val-batches", "--sample-every", "--sample-tokens", "--prompt", "--temperature", "--top-k", "--top-p",
-                             "--out", "--save-every", "--save-minutes", "--save-mode", "--keep", "--resume", "--allow-change", "--plan", "--ranks", "--plan-json", "--ranks-per-node", "--link", "--params",
+                             "--out", "--save-every", "--save-minutes", "--save-mode", "--keep", "--no-save", "--resume", "--allow-change", "--plan", "--ranks", "--plan-json", "--ranks-per-node", "--link", "--params",
                              "--grad-accum", "--step-seconds", "--device-tflops", "--mfu", "--price", "--generate", "--profile", "--config"})
         EXPECT_NE(help.find(std::string("  ") + name), std::string::npos) << name;
     for (const std::string& name : preset_names()) EXPECT_NE(help.find(name), std::string::npos) << name;
@@ -445,8 +446,8 @@ TEST(Options, TheStartUpPrintShowsWhatIsSet) {
         EXPECT_FALSE(row.value.empty()) << row.name;
         EXPECT_TRUE(names.insert(row.name).second);
     }
-    EXPECT_TRUE(names.count("lr") && names.count("steps") && names.count("zero-stage") && names.count("preset"));
-    EXPECT_FALSE(names.count("epochs") || names.count("num-layers") || names.count("resume") || names.count("keep") || names.count("plan") || names.count("link") || names.count("memory-reserve"));
+    EXPECT_TRUE(names.count("lr") && names.count("steps") && names.count("zero-stage") && names.count("preset") && names.count("keep") && names.count("save-minutes"));
+    EXPECT_FALSE(names.count("epochs") || names.count("num-layers") || names.count("resume") || names.count("allow-change") || names.count("plan") || names.count("link") || names.count("memory-reserve"));
     std::set<std::string> planned;
     for (const OptionRow& row : option_rows(parse({"--plan"}))) planned.insert(row.name);
     EXPECT_TRUE(planned.count("plan") && planned.count("link") && planned.count("mfu") && planned.count("keep"));
@@ -531,6 +532,328 @@ TEST(Schedule, StepsFollowFromEpochsAndWarmUpFitsTheRun) {
     EXPECT_EQ(make_lr_schedule(parse({"--warmup", "50"}), 50).warmup, 50);
     EXPECT_EQ(make_lr_schedule(parse({"--warmup", "0"}), 50).warmup, 0);
     expect_error<UsageError>([] { make_lr_schedule(parse({"--epochs", "1", "--warmup", "51"}), 50); }, {"--warmup 51", "50 steps"});
+}
+
+// ---- checkpoints ----
+
+TEST(Checkpoints, OptionsReachTheirFields) {
+    const Options none = parse({});
+    EXPECT_EQ(none.save_every, 0);
+    EXPECT_EQ(none.save_minutes, 30.0);
+    EXPECT_FALSE(none.save_async());
+    EXPECT_EQ(none.keep, 3);
+    EXPECT_EQ(none.no_save, 0);
+    EXPECT_EQ(none.resume, "");
+    const Options o = parse({"--save-every", "100", "--save-minutes", "2.5", "--save-mode", "async", "--keep", "7", "--resume", "auto", "--allow-change", "lr,steps"});
+    EXPECT_EQ(o.save_every, 100);
+    EXPECT_EQ(o.save_minutes, 2.5);
+    EXPECT_TRUE(o.save_async());
+    EXPECT_EQ(o.keep, 7);
+    EXPECT_EQ(o.resume, "auto");
+    EXPECT_EQ(o.allow_change, "lr,steps");
+    EXPECT_EQ(parse({"--no-save"}).no_save, 1);
+    refused({"--save-every", "-1"}, {"--save-every is -1", "between 0"});
+    refused({"--save-minutes", "-1"}, {"--save-minutes is -1", "between 0"});
+    refused({"--save-minutes", "nan"}, {"--save-minutes is nan"});
+    refused({"--save-mode", "fast"}, {"--save-mode is `fast`", "stream|async"});
+    refused({"--keep", "0"}, {"--keep is 0", "between 1"});
+    refused({"--resume", ""}, {"--resume is empty"});
+    refused({"--resume", "auto", "--allow-change", ""}, {"--allow-change is empty"});
+}
+
+TEST(Checkpoints, WhatExcludesWhat) {
+    for (const auto& words : std::vector<std::vector<std::string>>{{"--save-every", "5"}, {"--save-minutes", "5"}, {"--save-mode", "async"}, {"--keep", "5"}}) {
+        refused(joined({"--no-save"}, words), {"--no-save and " + words[0], "exclude", "writes no checkpoint"});
+        EXPECT_NO_THROW(parse(joined({"--no-save=false"}, words)));
+        // A checkpoint's options are no one's wish to save now.
+        const Options o = parse({"--no-save", "--resume", "auto"}, {{words[0].substr(2), words[1]}});
+        EXPECT_EQ(o.no_save, 1);
+        EXPECT_EQ(o.save_every, 0);
+    }
+    for (const auto& words : std::vector<std::vector<std::string>>{{"--plan"}, {"--show-batch", "0"}, {"--allocate-only"}})
+        refused(joined({"--resume", "auto"}, words), {words[0] + " and --resume", "exclude", "goes on with a run"});
+    refused({"--allow-change", "lr"}, {"--allow-change is for --resume"});
+    TempFolder folder;
+    const std::string path = folder.file("run.toml");
+    write_file(path, "allow-change = \"lr\"\nsave-every = 3\n");
+    refused({"--config", path}, {"--allow-change is for --resume"});
+    const Options o = parse({"--config", path, "--resume", "auto", "--no-save"});  // the command line wins
+    EXPECT_EQ(o.allow_change, "lr");
+    EXPECT_EQ(o.no_save, 1);
+    EXPECT_EQ(o.save_every, 0);
+}
+
+TEST(Checkpoints, TheRunFolderOfANamedOneIsWhereItLies) {
+    const struct { const char *resume, *out; } places[] = {{"step_1", "."},  {"/step_1", "/"}, {"a/b/step_1", "a/b"}, {"a/b/step_1/", "a/b"}, {"a/b/step_1///", "a/b"}, {"./step_1", "."},
+                                                            {"../step_1", ".."}, {"step_1/", "."}, {"/", "/"},          {"auto", "runs/tiny"}};
+    for (const auto& place : places) {
+        EXPECT_EQ(parse({"--resume", place.resume}).out, place.out) << place.resume;
+        EXPECT_EQ(parse({"--resume", place.resume, "--out", "elsewhere"}).out, "elsewhere");
+    }
+    EXPECT_EQ(parse({"--resume", "a/b/step_1//"}).resume, "a/b/step_1");
+    EXPECT_EQ(parse({"--resume", "auto", "--preset", "124M"}).out, "runs/124M");
+}
+
+// A run of these words on so many ranks with 1000 windows of data, as the trainer makes it; `before`: the checkpoint it goes on from.
+RunMeaning run_of(const std::vector<std::string>& words, int ranks = 1, const RunMeaning* before = nullptr) {
+    Options o = parse(words, before ? before->options : OptionValues{});
+    const ModelConfig model = model_config_from_options(o, before ? &before->model : nullptr);
+    const BatchPlan batch = plan_batch(o.total_batch, o.micro_batch, o.seq_len, ranks);
+    const LrSchedule schedule = make_lr_schedule(o, total_steps(o, 1000, batch.windows_per_step));
+    return {kept_options(o, batch, schedule), "0123456789abcdef", "bf16", model};
+}
+
+// Every option that a checkpoint keeps, none at its default.
+const std::vector<std::string> kEveryKeptOption = {
+    "--num-layers", "3", "--channels", "64", "--num-heads", "4", "--num-kv-heads", "2", "--head-dim", "16", "--ffn-dim", "96", "--vocab-size", "1000", "--max-seq-len", "256",
+    "--rope-theta", "12345.678901234567", "--norm-eps", "1.1e-06", "--untied", "--qkv-bias", "--qk-norm=false", "--train-data", "a b/*.bin", "--val-data", "b*.bin", "--seq-len", "64", "--micro-batch", "3",
+    "--total-batch", "1536", "--seed", "18446744073709551615", "--steps", "77", "--lr", "1.2345678901234567e-4", "--warmup", "7", "--schedule", "wsd", "--final-lr-frac", "5e-324", "--beta1", "0.8",
+    "--beta2", "0.9899999999999999", "--eps", "1e-30", "--weight-decay", "0.30000000000000004", "--clip", "0", "--max-skipped", "4", "--zero-stage", "3", "--bucket-mb", "0.1", "--no-overlap",
+    "--sync-every-micro-step", "--comm-timeout", "30.000000000000004", "--recompute", "ffn", "--lmhead-chunks", "4", "--grad-dtype", "fp32", "--val-every", "9", "--val-batches", "8",
+    "--sample-every", "11", "--sample-tokens", "12", "--prompt", "--lr 3\n= \"x\"", "--temperature", "0", "--top-k", "5", "--top-p", "0.1", "--save-every", "13", "--save-minutes", "0", "--save-mode", "async",
+    "--keep", "2"};
+
+// Options that change what is computed, each with another value than above.
+const std::map<std::string, std::string> kMeaning = {
+    {"seq-len", "32"}, {"total-batch", "3072"}, {"seed", "18446744073709551614"}, {"steps", "78"}, {"lr", "0.00012345678901234565"}, {"warmup", "8"}, {"schedule", "cosine"}, {"final-lr-frac", "1e-323"},
+    {"beta1", "0.80000000000000016"}, {"beta2", "0.98999999999999977"}, {"eps", "1e-29"}, {"weight-decay", "0.29999999999999999"}, {"clip", "1"}, {"grad-dtype", "bf16"}};
+
+TEST(Checkpoints, KeptOptionsAreTheSameOptionsAgain) {
+    const Options first = parse(joined({"--out", "here", "--device-memory", "1GB"}, kEveryKeptOption));
+    const RunMeaning run = run_of(kEveryKeptOption, 2);
+    const Options again = parse({"--resume", "auto", "--out", "there"}, run.options);
+    std::map<std::string, std::string> before, now, sources;
+    for (const OptionRow& row : option_rows(first)) before[row.name] = row.value;
+    for (const OptionRow& row : option_rows(again)) now[row.name] = row.value, sources[row.name] = row.source;
+    for (size_t i = 0; i < kEveryKeptOption.size(); ++i) {
+        if (kEveryKeptOption[i].rfind("--", 0) != 0 || kEveryKeptOption[i].find(' ') != std::string::npos) continue;
+        const std::string name = kEveryKeptOption[i].substr(2, kEveryKeptOption[i].find('=') - 2);
+        EXPECT_EQ(run.options.count(name), 1u) << name;
+        EXPECT_EQ(now.at(name), before.at(name)) << name;
+        EXPECT_EQ(sources.at(name), "checkpoint") << name;
+    }
+    EXPECT_EQ(now.at("out"), "there");
+    EXPECT_EQ(now.at("device-memory"), "0");
+    for (const char* name : {"out", "resume", "device-memory", "epochs", "preset", "tied"}) EXPECT_FALSE(run.options.count(name)) << name;
+    // To the last bit.
+    EXPECT_EQ(again.lr, 1.2345678901234567e-4);
+    EXPECT_EQ(again.final_lr_frac, 5e-324);
+    EXPECT_EQ(again.weight_decay, 0.1 + 0.2);
+    EXPECT_EQ(again.rope_theta, 12345.678901234567);
+    EXPECT_EQ(again.comm_timeout, std::nextafter(30.0, 31.0));
+    EXPECT_EQ(again.seed, 18446744073709551615ull);
+    EXPECT_EQ(again.prompt, "--lr 3\n= \"x\"");
+    EXPECT_EQ(again.untied, 1);
+    EXPECT_EQ(again.tied, -1);
+    EXPECT_EQ(again.qk_norm, 0);
+    // What the checkpoint of the resumed run keeps is that again.
+    EXPECT_EQ(run_of({"--resume", "auto"}, 2, &run).options, run.options);
+}
+
+TEST(Checkpoints, ADoubleIsKeptToTheLastBit) {
+    for (const double value : {1e-300, 5e-324, 2.2250738585072014e-308, 0.1, 1.0 / 3.0, 999.9995, 999.99999999999989, 1e-4 / 3, 1000.0}) {
+        const RunMeaning run = run_of({"--lr", format("%.17g", value)});
+        EXPECT_EQ(parse({"--resume", "auto"}, run.options).lr, value);
+    }
+}
+
+TEST(Checkpoints, TheSameCommandGoesOnAsItBegan) {
+    const std::vector<std::vector<std::string>> commands = {{}, {"--steps", "50"}, {"--steps", "5"}, {"--epochs", "2"}, {"--preset", "124M"}, {"--preset", "124M", "--epochs", "90.5", "--warmup", "0"},
+                                                            {"--max-seq-len", "64"}, {"--tied"}, {"--untied", "--qkv-bias=false"}, {"--total-batch", "24576"}, {"--prompt", ""}, kEveryKeptOption};
+    for (const auto& words : commands) {
+        SCOPED_TRACE(testing::PrintToString(words));
+        const RunMeaning first = run_of(words, 2);
+        // Without a word, and with all of them again.
+        for (const auto& given : {std::vector<std::string>{}, words}) {
+            const RunMeaning again = run_of(joined({"--resume", "auto"}, given), 2, &first);
+            EXPECT_EQ(again.options, first.options);
+            EXPECT_TRUE(same_model(again.model, first.model));
+            EXPECT_TRUE(check_changes(first, again, "").empty());
+        }
+        // One rank does the work of two, in twice the micro-steps.
+        const RunMeaning alone = run_of({"--resume", "auto"}, 1, &first);
+        EXPECT_EQ(alone.options, first.options);
+    }
+    EXPECT_EQ(run_of({"--epochs", "2"}).options.at("steps"), "250");
+    EXPECT_EQ(run_of({"--steps", "50"}).options.at("warmup"), "5");
+    EXPECT_EQ(run_of({}, 3).options.at("total-batch"), "3072");
+    EXPECT_EQ(run_of({"--prompt", ""}).options.at("prompt"), "");
+    EXPECT_EQ(run_of({"--max-seq-len", "64"}).options.at("seq-len"), "64");
+}
+
+TEST(Checkpoints, WhatIsGivenWinsOverWhatIsKept) {
+    const OptionValues kept = {{"lr", "0.5"}, {"clip", "3"}, {"eps", "1e-5"}, {"steps", "40"}, {"warmup", "4"}, {"prompt", "kept"}, {"no-overlap", "true"}};
+    TempFolder folder;
+    const std::string path = folder.file("run.toml");
+    write_file(path, "clip = 2\neps = 1e-6\n");
+    const Options o = parse({"--config", path, "--resume", "auto", "--eps", "1e-7", "--no-overlap=false"}, kept);
+    EXPECT_EQ(o.lr, 0.5);
+    EXPECT_EQ(o.clip, 2.0);
+    EXPECT_EQ(o.eps, 1e-7);
+    EXPECT_EQ(o.prompt, "kept");
+    EXPECT_TRUE(o.overlap());
+    EXPECT_EQ(o.beta1, 0.9);
+    std::map<std::string, std::string> sources;
+    for (const OptionRow& row : option_rows(o)) sources[row.name] = row.source;
+    EXPECT_EQ(sources["lr"], "checkpoint");
+    EXPECT_EQ(sources["clip"], "config file");
+    EXPECT_EQ(sources["eps"], "command line");
+    EXPECT_EQ(sources["beta1"], "default");
+    // The number of steps and that of epochs are one wish.
+    EXPECT_EQ(parse({"--resume", "auto"}, kept).steps, 40);
+    EXPECT_EQ(parse({"--resume", "auto"}, kept).epochs, 0.0);
+    EXPECT_EQ(parse({"--resume", "auto", "--steps", "60"}, kept).steps, 60);
+    const Options epochs = parse({"--resume", "auto", "--epochs", "2"}, kept);
+    EXPECT_EQ(epochs.steps, 0);
+    EXPECT_EQ(epochs.epochs, 2.0);
+    write_file(path, "epochs = 3\n");
+    EXPECT_EQ(parse({"--config", path, "--resume", "auto"}, kept).epochs, 3.0);
+    EXPECT_EQ(parse({"--config", path, "--resume", "auto"}, kept).steps, 0);
+    expect_error<UsageError>([&] { parse({"--resume", "auto", "--steps", "3"}, kept); }, {"--warmup 4", "--steps 3"});
+}
+
+TEST(Checkpoints, WhatNoCheckpointKeepsIsRefused) {
+    for (const char* name : {"no-such", "", "--lr", "LR", "out", "resume", "allow-change", "no-save", "plan", "ranks", "device-memory", "ignore-plan", "show-batch", "generate", "config", "check-collectives"})
+        expect_error<UsageError>([&] { parse({"--resume", "auto"}, {{name, "1"}}); }, {std::string("the checkpoint keeps an option `") + name + "`"});
+    expect_error<UsageError>([&] { parse({"--resume", "auto"}, {{"lr", "fast"}}); }, {"the checkpoint's --lr is `fast`"});
+    expect_error<UsageError>([&] { parse({"--resume", "auto"}, {{"grad-dtype", "fp8"}}); }, {"the checkpoint's --grad-dtype is `fp8`"});
+    expect_error<UsageError>([&] { parse({"--resume", "auto"}, {{"zero-stage", "4"}}); }, {"the checkpoint's --zero-stage is 4"});
+}
+
+TEST(Checkpoints, TheModelIsTheCheckpointsUnlessAnotherIsGiven) {
+    ModelConfig resumed = small_config();
+    resumed.rope_scaling.type = RopeScaling::Type::Llama3;  // which no option says
+    const OptionValues kept = {{"from-config", "gone.json"}, {"num-layers", "3"}, {"seq-len", "48"}};
+    Options o = parse({"--resume", "auto"}, kept);
+    EXPECT_TRUE(same_model(model_config_from_options(o, &resumed), resumed));
+    EXPECT_EQ(o.seq_len, 48);
+    Options other = parse({"--resume", "auto", "--preset", "tiny"}, kept);
+    const ModelConfig tiny = model_config_from_options(other, &resumed);
+    EXPECT_TRUE(same_model(tiny, preset_config("tiny")));  // of a model's options all are kept or none
+    EXPECT_EQ(other.from_config, "");
+    Options longer = parse({"--resume", "auto", "--seq-len", "65"}, kept);
+    expect_error<UsageError>([&] { model_config_from_options(longer, &resumed); }, {"--seq-len 65", "64"});
+}
+
+TEST(AllowChange, EveryOptionIsFreeOrChangedByLeaveOnly) {
+    const RunMeaning before = run_of(kEveryKeptOption, 2);
+    EXPECT_TRUE(check_changes(before, before, "").empty());
+    size_t meaning = 0;
+    for (const auto& [name, was] : before.options) {
+        RunMeaning now = before;
+        const auto found = kMeaning.find(name);
+        if (found == kMeaning.end()) {  // a model's are compared as a model
+            now.options[name] = "other";
+            EXPECT_TRUE(check_changes(before, now, "").empty()) << name;
+            EXPECT_TRUE(check_changes(now, before, "").empty()) << name;
+            now.options.erase(name);
+            EXPECT_TRUE(check_changes(before, now, "").empty()) << name;
+            continue;
+        }
+        ++meaning;
+        now.options[name] = found->second;
+        const std::string text = name + " was " + was + ", now " + found->second;
+        const std::string another = name == "clip" ? "lr" : "clip";
+        for (const std::string& allowed : {std::string(), another})
+            expect_error<UsageError>([&] { check_changes(before, now, allowed); }, {"another run than the checkpoint's", "\n  " + text + "\n", "--allow-change " + name});
+        for (const std::string& allowed : {name, another + "," + name, name + "," + another}) {
+            const std::vector<std::string> changed = check_changes(before, now, allowed);
+            ASSERT_EQ(changed.size(), name == "total-batch" ? 2u : 1u) << name;
+            EXPECT_EQ(changed[0], text);
+        }
+        now.options.erase(name);
+        expect_error<UsageError>([&] { check_changes(before, now, ""); }, {name + " was " + was + ", now not set"});
+        expect_error<UsageError>([&] { check_changes(now, before, ""); }, {name + " was not set, now " + was});
+    }
+    EXPECT_EQ(meaning, kMeaning.size());
+}
+
+TEST(AllowChange, EveryDifferenceIsNamedAtOnce) {
+    const RunMeaning before = run_of(kEveryKeptOption, 2);
+    RunMeaning now = before;
+    now.options["lr"] = "0.5";
+    now.options["clip"] = "2";
+    now.options["keep"] = "9";
+    now.data = "fedcba9876543210";
+    now.precision = "fp32";
+    now.model.rope_theta = 20000;
+    expect_error<UsageError>([&] { check_changes(before, now, ""); },
+                             {"lr was 0.00012345678901234567, now 0.5", "clip was 0, now 2", "train-data was 0123456789abcdef, now fedcba9876543210", "precision was bf16, now fp32", "rope-theta was",
+                              "--allow-change rope-theta,lr,clip,train-data,precision"});
+    expect_error<UsageError>([&] { check_changes(before, now, "clip,precision,rope-theta"); }, {"--allow-change lr,train-data"});
+    const std::vector<std::string> changed = check_changes(before, now, "precision,train-data,lr,clip,rope-theta,seed");
+    EXPECT_EQ(changed.size(), 5u);
+}
+
+TEST(AllowChange, NamesThatAreNone) {
+    const RunMeaning run = run_of({});
+    const auto bad = [&](const std::string& names, const std::vector<std::string>& words) { expect_error<UsageError>([&] { check_changes(run, run, names); }, words); };
+    for (const char* names : {"no-such", "lr,no-such", "no-such,lr", ",", "lr,", ",lr", "lr,,clip", " lr", "lr clip", "lr;clip", "--lr", "LR"}) bad(names, {"--allow-change", "there is no such option"});
+    bad("lrs", {"--allow-change lrs: there is no such option"});
+    for (const char* name : {"zero-stage", "micro-batch", "bucket-mb", "recompute", "keep", "prompt", "val-data", "max-skipped", "out", "resume", "plan", "preset", "from-config", "untied", "config"})
+        bad(name, {std::string("--allow-change ") + name, "without leave, or is not kept"});
+    for (const char* name : {"num-layers", "channels", "num-heads", "num-kv-heads", "head-dim", "ffn-dim", "vocab-size", "tied", "qkv-bias", "qk-norm"})
+        bad(name, {std::string("--allow-change ") + name, "another shape", "new run"});
+    EXPECT_TRUE(check_changes(run, run, "precision,train-data,epochs,steps,lr,lr,max-seq-len,rope-theta,norm-eps").empty());
+    RunMeaning longer = run;
+    longer.options["steps"] = "400";
+    EXPECT_EQ(check_changes(run, longer, "epochs"), std::vector<std::string>{"steps was 300, now 400"});  // what epochs become
+}
+
+TEST(AllowChange, AModelOfAnotherShapeIsAnother) {
+    const RunMeaning before = run_of({});
+    const auto change = [&](void (*make)(ModelConfig&)) {
+        RunMeaning now = before;
+        make(now.model);
+        return now;
+    };
+    const struct { const char* name; void (*make)(ModelConfig&); } shapes[] = {
+        {"num-layers", [](ModelConfig& c) { ++c.num_layers; }}, {"channels", [](ModelConfig& c) { c.channels += 8; }},      {"num-heads", [](ModelConfig& c) { c.num_heads *= 2; }},
+        {"num-kv-heads", [](ModelConfig& c) { c.num_kv_heads = 1; }}, {"head-dim", [](ModelConfig& c) { c.head_dim *= 2; }}, {"ffn-dim", [](ModelConfig& c) { c.ffn_dim += 8; }},
+        {"vocab-size", [](ModelConfig& c) { --c.vocab_size; }}, {"tied", [](ModelConfig& c) { c.tied = !c.tied; }},       {"qkv-bias", [](ModelConfig& c) { c.qkv_bias = !c.qkv_bias; }},
+        {"qk-norm", [](ModelConfig& c) { c.qk_norm = !c.qk_norm; }}};
+    for (const auto& shape : shapes) {
+        const RunMeaning now = change(shape.make);
+        for (const char* allowed : {"", "lr,max-seq-len"}) expect_error<UsageError>([&] { check_changes(before, now, allowed); }, {std::string("\n  ") + shape.name + " was ", "a model of another shape"});
+    }
+    const struct { const char* name; void (*make)(ModelConfig&); } uses[] = {
+        {"max-seq-len", [](ModelConfig& c) { ++c.max_seq_len; }},
+        {"rope-theta", [](ModelConfig& c) { c.rope_theta = std::nextafter(c.rope_theta, 1e9); }},
+        {"norm-eps", [](ModelConfig& c) { c.norm_eps = std::nextafterf(c.norm_eps, 1.0f); }},
+        {"rope-theta", [](ModelConfig& c) { c.rope_scaling.type = RopeScaling::Type::Llama3; }}};
+    for (const auto& use : uses) {
+        const RunMeaning now = change(use.make);
+        expect_error<UsageError>([&] { check_changes(before, now, "lr"); }, {std::string("\n  ") + use.name + " was ", std::string("--allow-change ") + use.name});
+        EXPECT_EQ(check_changes(before, now, use.name).size(), 1u);
+    }
+    RunMeaning scaled = before;
+    scaled.model.rope_scaling.type = RopeScaling::Type::Llama3;
+    for (void (*make)(RopeScaling&) : {+[](RopeScaling& r) { r.factor = std::nextafter(r.factor, 9.0); }, +[](RopeScaling& r) { r.low_freq_factor += 0.5; }, +[](RopeScaling& r) { r.high_freq_factor += 0.5; },
+                                       +[](RopeScaling& r) { ++r.original_max_seq_len; }}) {
+        RunMeaning now = scaled;
+        make(now.model.rope_scaling);
+        expect_error<UsageError>([&] { check_changes(scaled, now, ""); }, {"rope-theta was "});
+        now = before;
+        make(now.model.rope_scaling);  // of a scaling that is off nothing counts
+        EXPECT_TRUE(check_changes(before, now, "").empty());
+    }
+    RunMeaning renamed = before;
+    renamed.model.name = "other";
+    EXPECT_TRUE(check_changes(before, renamed, "").empty());
+}
+
+TEST(AllowChange, AnotherBatchSuggestsAnotherLearningRate) {
+    const RunMeaning before = run_of({"--total-batch", "1024", "--lr", "1e-3"});
+    const auto suggested = [&](const char* batch, const char* lr) {
+        RunMeaning now = before;
+        now.options["total-batch"] = batch;
+        now.options["lr"] = lr;
+        return check_changes(before, now, "total-batch,lr").back();
+    };
+    EXPECT_EQ(suggested("4096", "0.001"), "the square-root rule would suggest --lr 0.002 for this batch (lr x sqrt(4096 / 1024)); it is not applied");
+    EXPECT_NE(suggested("512", "0.001").find("--lr 0.0007071 "), std::string::npos);
+    EXPECT_NE(suggested("2048", "0.01").find("--lr 0.01414 "), std::string::npos);  // from the rate that is used
+    EXPECT_EQ(suggested("1024", "0.01"), "lr was 0.001, now 0.01");
 }
 
 }  // namespace
