@@ -191,10 +191,10 @@ def test_the_blocks_did_what_the_text_says(copy: Path) -> None:
     for path in ("runs/quickstart/metrics.jsonl", "runs/mine/metrics.jsonl", "runs/stage3/log.rank2", "data/sums/decode.bin"):
         assert (copy / path).exists(), path
     assert list((copy / "data/sums").glob("*.mask"))
-    # doc/parallel.md: every one of 16 micro-steps synchronised sends 16 times as much; 24 bytes are the count of targets and the norm, once a step.
+    # doc/parallel.md: every one of 16 micro-steps synchronised sends 16 times as much; 32 bytes are the count of targets and the numbers of the decision, once a step.
     def sent(name: str) -> int:
         records = [json.loads(line) for line in (copy / f"runs/{name}/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        return next(record for record in records if record["kind"] == "train")["comm_bytes"] - 24
+        return next(record for record in records if record["kind"] == "train")["comm_bytes"] - 32
     assert sent("every") == 16 * sent("deferred") > 0
 
 
