@@ -107,14 +107,15 @@ note() {
 asked=      # the signal that this script was sent
 receiver=   # whom it is handed to: mpirun itself, or a whole group (negative)
 
+# hand_on NAME
 hand_on() {
-    local name=$asked
+    local name=$1
     [ "$name" != HUP ] || name=TERM  # mpirun takes its ranks down at TERM and INT
     [ -z "$receiver" ] || kill -s "$name" -- "$receiver" 2>/dev/null || true
 }
 on_signal() {
     [ "$1" = USR1 ] && [ -n "$asked" ] || asked=$1  # a request to save does not take back one to end
-    hand_on
+    hand_on "$1"
 }
 for name in TERM INT HUP USR1; do
     # shellcheck disable=SC2064  # the name of now
@@ -130,7 +131,7 @@ run_child() {
     child=$!
     set +m
     if [ "$whom" = group ]; then receiver=-$child; else receiver=$child; fi
-    [ -z "$asked" ] || hand_on  # it came before `receiver` was known
+    [ -z "$asked" ] || hand_on "$asked"  # it came before `receiver` was known
     # wait also ends when a signal was handled; of a process that has ended it gives the status again.
     while kill -0 "$child" 2>/dev/null; do wait "$child" 2>/dev/null || true; done
     status=0

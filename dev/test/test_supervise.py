@@ -111,7 +111,7 @@ class Stage:
 
     def wait_for(self, name: str) -> None:
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not (self.folder / name).exists():
+        while not list(self.folder.glob(name)):
             assert time.monotonic() < deadline, f"{name} never came"
             time.sleep(0.02)
 
@@ -505,17 +505,20 @@ def test_mpirun_tells_how_a_rank_ended_and_forwards_the_signal_to_save(tmp_path:
 rank=$OMPI_COMM_WORLD_RANK
 saved() { : >"$STAGE/saved.$rank"; exit 0; }
 trap saved USR1
-if [ ! -e "$STAGE/killed" ]; then
-    [ "$rank" != 1 ] || { echo '{"kind": "train"}' >>"$STAGE/out/metrics.jsonl"; : >"$STAGE/killed"; kill -KILL $$; }
-else
-    : >"$STAGE/again.$rank"
+if [ "$rank" = 1 ] && [ ! -e "$STAGE/killed" ]; then
+    echo '{"kind": "train"}' >>"$STAGE/out/metrics.jsonl"
+    : >"$STAGE/killed"
+    kill -KILL $$
 fi
+: >"$STAGE/ready.$rank.$PPID"  # mpirun's number tells the second run from the first
 for ((i = 0; i < 600; i++)); do sleep 0.1; done
 exit 99""")
     process = stage.start("--ranks", "2", "--pause", "0", "--", "./train_gpt", "--out", "out", PATH=os.environ["PATH"], HOME=os.environ.get("HOME", "/"),
                           OMPI_MCA_odls_base_sigkill_timeout="0")
-    for rank in range(2):
-        stage.wait_for(f"again.{rank}")
+    stage.wait_for("killed")
+    stage.wait_for("ready.1.*")
+    (second,) = {path.suffix for path in tmp_path.glob("ready.1.*")}
+    stage.wait_for(f"ready.0{second}")
     process.send_signal(signal.SIGUSR1)
     assert stage.finish(process) == 0, stage.stderr
     assert (tmp_path / "saved.0").exists() and (tmp_path / "saved.1").exists()
