@@ -103,19 +103,22 @@ note() {
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Processes and signals. Everything that takes time runs in the background, as bash holds a signal back until a command in the foreground has
-# ended; and in a process group of its own, so that Ctrl-C reaches mpirun once, through here: at a second one it leaves its ranks behind.
+# ended; and in a process group of its own, so that Ctrl-C reaches mpirun only through here, and once: at a second signal to end mpirun leaves its ranks behind.
 asked=      # the signal that this script was sent
+handed=     # it was handed on
 receiver=   # whom it is handed to: mpirun itself, or a whole group (negative)
 
-# hand_on NAME
 hand_on() {
-    local name=$1
+    local name=$asked
+    [ -n "$receiver" ] || return 0
+    handed=yes
     [ "$name" != HUP ] || name=TERM  # mpirun takes its ranks down at TERM and INT
-    [ -z "$receiver" ] || kill -s "$name" -- "$receiver" 2>/dev/null || true
+    kill -s "$name" -- "$receiver" 2>/dev/null || true
 }
 on_signal() {
-    [ "$1" = USR1 ] && [ -n "$asked" ] || asked=$1  # a request to save does not take back one to end
-    hand_on "$1"
+    case $asked in TERM | INT | HUP) return 0 ;; esac
+    asked=$1
+    hand_on
 }
 for name in TERM INT HUP USR1; do
     # shellcheck disable=SC2064  # the name of now
@@ -131,7 +134,7 @@ run_child() {
     child=$!
     set +m
     if [ "$whom" = group ]; then receiver=-$child; else receiver=$child; fi
-    [ -z "$asked" ] || hand_on "$asked"  # it came before `receiver` was known
+    [ -z "$asked" ] || [ -n "$handed" ] || hand_on  # it came before `receiver` was known
     # wait also ends when a signal was handled; of a process that has ended it gives the status again.
     while kill -0 "$child" 2>/dev/null; do wait "$child" 2>/dev/null || true; done
     status=0
