@@ -102,14 +102,15 @@
 #include "llmc/evaluate.cuh"
 // load_parameters, hash_parameters: between host tensors and the flat buffer
 #include "llmc/weights.cuh"
-// Checkpointer, load_checkpoint: between checkpoints and the device
+// Checkpointer, restore_checkpoint: between checkpoints and the device
 #include "llmc/checkpointer.cuh"
+// RunSaver: when a run saves
+#include "llmc/run_saver.cuh"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -129,6 +130,7 @@ struct RunPlan {
     std::vector<std::string> changes;     // that --allow-change let pass
 
     long long first_step() const { return resume ? resume->info.step : 0; }
+    long long tokens_after(long long step) const { return (resume ? resume->info.tokens : 0) + (step + 1 - first_step()) * batch.tokens_per_step; }
 };
 
 static std::string folder_of(const std::string& path) {
@@ -224,7 +226,7 @@ static CheckpointInfo checkpoint_info(const RunPlan& plan, const Process& proces
     CheckpointInfo info;
     info.step = step + 1;
     info.steps = plan.steps;
-    info.tokens = (plan.resume ? plan.resume->info.tokens : 0) + (step + 1 - plan.first_step()) * plan.batch.tokens_per_step;
+    info.tokens = plan.tokens_after(step);
     info.windows_consumed = windows_consumed;
     info.data_fingerprint = meaning.data;
     info.precision = meaning.precision;
@@ -237,24 +239,13 @@ static CheckpointInfo checkpoint_info(const RunPlan& plan, const Process& proces
     return info;
 }
 
-// Rows of the start-up table.
-static std::vector<std::pair<std::string, std::string>> checkpoint_rows(const RunPlan& plan, const Checkpointer* checkpointer) {
-    const Options& options = plan.options;
-    std::vector<std::pair<std::string, std::string>> rows;
-    if (plan.resume) {
-        const CheckpointInfo& info = plan.resume->info;
-        rows.push_back({"resumed", format("%s: step %lld of %lld, written by %d rank(s) in stage %d", plan.resume->folder.c_str(), info.step, info.steps, info.ranks, info.stage)});
-    }
+// Rows of the start-up table on where the run goes on from.
+static std::vector<std::pair<std::string, std::string>> resume_rows(const RunPlan& plan) {
+    if (!plan.resume) return {};
+    const CheckpointInfo& info = plan.resume->info;
+    std::vector<std::pair<std::string, std::string>> rows = {
+        {"resumed", format("%s: step %lld of %lld, written by %d rank(s) in stage %d", plan.resume->folder.c_str(), info.step, info.steps, info.ranks, info.stage)}};
     for (const std::string& change : plan.changes) rows.push_back({"changed", change});
-    if (!checkpointer) {
-        rows.push_back({"saved", "never"});
-        return rows;
-    }
-    std::string when = "at the end and on SIGUSR1";
-    if (options.save_minutes > 0) when = format("every %.6g minutes, ", options.save_minutes) + when;
-    if (options.save_every > 0) when = format("every %lld steps, ", options.save_every) + when;
-    rows.push_back({"saved", format("%s; %s each, the newest %d are kept", when.c_str(), format_bytes(checkpointer->checkpoint_bytes()).c_str(), options.keep)});
-    rows.push_back({"host memory", format("%s of a rank (--save-mode %s)", format_bytes(checkpointer->host_bytes()).c_str(), options.save_mode.c_str())});
     return rows;
 }
 
@@ -333,7 +324,6 @@ static int run(int argc, char** argv, const Process& process) {
         }
     }
     std::unique_ptr<DecodeTable> decode;
-    std::unique_ptr<MetricsWriter> metrics;
     const std::string decode_path = folder_of(loader->shards().shards[0].path()) + "/decode.bin";
     run_on_all_ranks(process, [&] {
         if (access(decode_path.c_str(), R_OK) == 0) decode = std::make_unique<DecodeTable>(decode_path);
@@ -348,7 +338,6 @@ static int run(int argc, char** argv, const Process& process) {
     run_on_all_ranks(process, [&] {
         if (process.rank == 0) {
             if (!plan.resume) check_no_unfinished_run(options.out);
-            metrics = std::make_unique<MetricsWriter>(*folder, plan.resume.has_value());
             return;
         }
         const std::string log = options.out + "/log.rank" + std::to_string(process.rank);
@@ -370,48 +359,35 @@ static int run(int argc, char** argv, const Process& process) {
         }
     });
     Trainer& trainer = *trainer_owner;
-    std::unique_ptr<Checkpointer> checkpointer;
-    std::string other_products;
+    std::string other_products;  // why products could not be chosen as before
     if (plan.resume) {
-        std::vector<unsigned char> products;
-        std::unique_ptr<CheckpointTensors> tensors;
-        run_on_all_ranks(process, [&] {
-            std::vector<std::string> files;
-            for (const auto& [name, summary] : plan.resume->info.files) files.push_back(name);
-            tensors = std::make_unique<CheckpointTensors>(plan.resume->folder, files, trainer.table, plan.resume->info.precision == "bf16" ? TensorType::BF16 : TensorType::F32);
-            if (process.rank != 0 || plan.resume->info.files.count("product_choices.bin") == 0) return;
-            const MappedFile stored(plan.resume->folder + "/product_choices.bin");
-            products.assign(stored.data(), stored.data() + stored.size());
-        });
-        other_products = trainer.choose_products(process, products);
-        load_checkpoint(trainer, *tensors, plan.resume->info, plan.resume->info.precision == kPrecision);
+        other_products = restore_checkpoint(process, trainer, plan.resume->folder, plan.resume->info, plan.resume->info.precision == kPrecision);
     } else if (!options.allocate_only) {
         trainer.choose_products(process);
         trainer.zero.init_params(options.seed, plan.config.num_layers);
         trainer.zero.start_optimizer();
     }
-    if (!options.no_save && !options.allocate_only) {
-        run_on_all_ranks(process, [&] {
-            checkpointer = std::make_unique<Checkpointer>(process, trainer, CheckpointSettings{options.out, options.save_async(), options.keep, options.comm_timeout});
-            if (process.rank == 0) check_free_disk(options.out, static_cast<size_t>(checkpointer->checkpoint_bytes()));
-        });
-    }
+    std::unique_ptr<MetricsWriter> metrics;
+    RunSaver saver(process, trainer, options, plan.steps, metrics);
+    std::string aside;
+    run_on_all_ranks(process, [&] {  // nothing can be refused any more: what an earlier run left is moved out of the way
+        if (process.rank != 0 || options.allocate_only) return;
+        remove_unfinished(options.out);
+        aside = set_newer_checkpoints_aside(options.out, plan.first_step());
+        metrics = std::make_unique<MetricsWriter>(*folder, plan.resume.has_value());
+    });
     const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d multiprocessors (threads on a CPU)", process.host.c_str(), process.pid,
                                                                         device.name.c_str(), device.multiprocessors));
     for (const std::string& warning : loader->shards().warnings) printf("warning: %s\n", warning.c_str());
+    std::vector<std::pair<std::string, std::string>> checkpoint_rows = resume_rows(plan);
+    for (const auto& row : saver.rows()) checkpoint_rows.push_back(row);
     printf("%s", start_report({options, plan.config, plan.batch, plan.steps, ranks, trainer.table, trainer.zero.layout(), trainer.zero.schedule(), *loader, plan.val_loader.get(),
-                               trainer.memory.bill(), checkpoint_rows(plan, checkpointer.get()), product_flops, link_bytes_per_s, sizeof(floatX)}).c_str());
+                               trainer.memory.bill(), checkpoint_rows, product_flops, link_bytes_per_s, sizeof(floatX)}).c_str());
     fflush(stdout);
     if (options.allocate_only) {
         printf("allocated %s of device memory on this rank, as --allocate-only asks; nothing was computed\n", format_bytes(trainer.memory.total_bytes()).c_str());
         return 0;
     }
-    std::string aside;
-    run_on_all_ranks(process, [&] {
-        if (process.rank != 0) return;
-        remove_unfinished(options.out);
-        aside = set_newer_checkpoints_aside(options.out, plan.first_step());
-    });
     if (!aside.empty()) printf("checkpoints of an earlier run were moved to %s\n", aside.c_str());
     if (!other_products.empty()) printf("matrix products are chosen anew, so the last bits may differ from a run that was not interrupted: %s\n", other_products.c_str());
     if (metrics) {
@@ -452,7 +428,7 @@ static int run(int argc, char** argv, const Process& process) {
         TrainMetrics m;
         m.step = step;
         m.epoch = epochs[slot];
-        m.tokens = (plan.resume ? plan.resume->info.tokens : 0) + (step + 1 - plan.first_step()) * plan.batch.tokens_per_step;
+        m.tokens = plan.tokens_after(step);
         m.loss = state.loss;
         m.grad_norm = state.grad_norm;
         m.lr = plan.schedule.at(step);
@@ -504,49 +480,6 @@ static int run(int argc, char** argv, const Process& process) {
     };
     const auto is_due = [&](long long step, long long every, bool at_end) { return (every > 0 && (step + 1) % every == 0) || (at_end && step + 1 == plan.steps); };
 
-    auto last_save = std::chrono::steady_clock::now();
-    std::string save_error;  // of the last one
-    // A checkpoint that could not be written is no reason to lose the run: it goes on, and the next one may fit again. Only where it was to be the last one the run fails.
-    const auto guarded_save = [&](long long step, auto&& body) {
-        save_error.clear();
-        try {
-            body();
-        } catch (const AgreedError& error) {
-            save_error = error.what();
-            printf("step %lld | checkpoint NOT written: %s\n", step + 1, error.what());
-            if (process.rank == 0) fprintf(stderr, "warning: step %lld: checkpoint not written: %s\n", step + 1, error.what());
-            if (metrics) metrics->write(JsonLine("event").add("step", step).add("event", "save_failed").add("reason", error.what()));
-        }
-        fflush(stdout);
-    };
-    long long saving_step = 0;  // of the checkpoint under way
-    const auto finish_save = [&] {
-        guarded_save(saving_step, [&] {
-            const Checkpointer::Saved saved = checkpointer->finish();
-            if (!metrics) return;
-            printf("step %lld/%lld | saved %s, %s in %.1f s\n", saving_step + 1, plan.steps, saved.folder.c_str(), format_bytes(saved.bytes).c_str(), saved.seconds);
-            if (!saved.warning.empty()) printf("warning: an old checkpoint could not be removed: %s\n", saved.warning.c_str());
-            metrics->write(JsonLine("event").add("step", saving_step).add("event", "save").add("folder", saved.folder).add("bytes", saved.bytes).add("seconds", saved.seconds));
-        });
-    };
-    const auto save = [&](long long step) {
-        if (checkpointer->under_way()) finish_save();
-        compare_replicas(step);
-        if (metrics) metrics->sync();  // no checkpoint tells of steps that the metrics have lost
-        saving_step = step;
-        guarded_save(step, [&] { checkpointer->save(checkpoint_info(plan, process, *loader, trainer.read_back[step % kStepSlots], step, windows_consumed)); });
-        if (checkpointer->under_way() && !options.save_async()) finish_save();
-        last_save = std::chrono::steady_clock::now();
-    };
-    const auto requests = [&] {
-        unsigned bits = 0;
-        if (stop_requested()) bits |= kRequestStop;
-        const double minutes = std::chrono::duration<double>(std::chrono::steady_clock::now() - last_save).count() / 60;
-        if (process.rank == 0 && checkpointer && options.save_minutes > 0 && minutes >= options.save_minutes) bits |= kRequestSave;
-        if (checkpointer && checkpointer->under_way() && checkpointer->written()) bits |= kSaveWritten;
-        return bits;
-    };
-
     long long stopped_after = -1;
     compare_replicas(plan.first_step() - 1);
     for (long long step = plan.first_step(); step < plan.steps; ++step) {
@@ -555,17 +488,19 @@ static int run(int argc, char** argv, const Process& process) {
         data_ms[slot] = batch.wait_ms;
         epochs[slot] = batch.epoch;
         windows_consumed = batch.windows_consumed;
-        trainer.queue_step({step, plan.schedule.at(step), options.clip, options.seed, slot, requests()}, batch.buffers);
+        trainer.queue_step({step, plan.schedule.at(step), options.clip, options.seed, slot, saver.requests()}, batch.buffers);
         if (finished < step) finish_step(step - 1);
         wait_for_event(trainer.ids_copied, comm, options.comm_timeout, "a batch");  // before the loader reuses its buffers
         const bool eval_due = is_due(step, options.val_every, true), sample_due = is_due(step, options.sample_every, options.sample_every > 0);
-        if (!eval_due && !sample_due && !is_due(step, options.save_every, true) && asked == 0) continue;
-        finish_step(step);
-        const bool save_due = checkpointer && (is_due(step, options.save_every, true) || (asked & (kRequestSave | kRequestStop)) != 0);
+        if (!eval_due && !sample_due && !saver.due(step, asked) && asked == 0) continue;
+        finish_step(step);  // which may bring more that is asked for
         if (eval_due) evaluate_and_print(step);
         if (sample_due) sample_and_print(step);
-        if (asked & kSaveWritten && checkpointer->under_way()) finish_save();
-        if (save_due) save(step);
+        if (asked & kSaveWritten) saver.take_written();
+        if (saver.due(step, asked)) {
+            compare_replicas(step);
+            saver.save(checkpoint_info(plan, process, *loader, trainer.read_back[slot], step, windows_consumed));
+        }
         fflush(stdout);
         fresh_start = step + 1;
         if (asked & kRequestStop) {
@@ -574,14 +509,13 @@ static int run(int argc, char** argv, const Process& process) {
         }
         asked = 0;
     }
-    if (checkpointer && checkpointer->under_way()) finish_save();
-    if (!save_error.empty()) throw AgreedError("the last checkpoint of this run was not written: " + save_error, 1);
+    saver.end();
     const std::string hash = reads_params ? hash_parameters(trainer.zero, trainer.stream) : "";
     if (process.rank == 0) {
         size_t free_bytes = 0, device_bytes = 0;
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &device_bytes));
         const bool stopped = stopped_after >= 0 && stopped_after + 1 < plan.steps;
-        if (stopped) printf("stopped by SIGUSR1 after step %lld/%lld%s, weights %s\n", stopped_after + 1, plan.steps, checkpointer ? "; --resume auto goes on" : ", not saved (--no-save)", hash.c_str());
+        if (stopped) printf("stopped by SIGUSR1 after step %lld/%lld%s, weights %s\n", stopped_after + 1, plan.steps, saver.saves() ? "; --resume auto goes on" : ", not saved (--no-save)", hash.c_str());
         else printf("done: %lld steps, weights %s, metrics in %s\n", plan.steps, hash.c_str(), metrics->path().c_str());
         metrics->write(JsonLine("event").add("step", stopped ? stopped_after : plan.steps - 1).add("event", stopped ? "stop" : "done").add("weights", hash)
                            .add("device_used_bytes", device_bytes - free_bytes));  // by everybody: contexts, libraries and other processes too

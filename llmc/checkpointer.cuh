@@ -53,6 +53,12 @@ public:
     // Of a checkpoint, all ranks together, but for a few small files.
     double checkpoint_bytes() const { return static_cast<double>(trainer_.table.parameter_count()) * (sizeof(floatX) + 3 * sizeof(float)); }
 
+    // What one takes of a disk at most: headers have some 200 bytes for each tensor a rank writes, and every file ends within a block.
+    size_t disk_bytes() const {
+        const size_t files = static_cast<size_t>(process_.ranks) + weights_.size() + 8, headers = 4 * 256 * (trainer_.table.parameters.size() + 3 * static_cast<size_t>(process_.ranks));
+        return static_cast<size_t>(checkpoint_bytes()) + headers + files * (64 << 10);
+    }
+
     // Collective, between steps: starts a checkpoint of the state as it is. Afterwards the state may change, and finish() is due: at once, or with async any time
     // later. `info` says all but its files. Throws AgreedError where it cannot begin.
     void save(const CheckpointInfo& info) {
@@ -62,9 +68,8 @@ public:
         report_ = {};
         run_on_all_ranks(process_, [&] {
             if (process_.rank != 0) return;
-            constexpr size_t kSmallFilesBytes = 64 << 20;  // headers, and what a file system needs for itself
             remove_unfinished(settings_.run_folder);
-            check_free_disk(settings_.run_folder, static_cast<size_t>(checkpoint_bytes()) + kSmallFilesBytes);
+            check_free_disk(settings_.run_folder, disk_bytes());
             begin_checkpoint(settings_.run_folder, info.step);
         });
         choices_ = trainer_.matmuls.export_choices();
@@ -309,4 +314,21 @@ inline void load_checkpoint(Trainer& trainer, const CheckpointTensors& tensors, 
     });
     trainer.restore_counters(info.applied_steps, info.skipped_total, info.skipped_in_row);
     trainer.zero.synchronize();
+}
+
+// Collective: a run's state from a checkpoint that find_checkpoint() found whole. Returns, on rank 0, why the matrix products could not be chosen as before; else "".
+inline std::string restore_checkpoint(const Process& process, Trainer& trainer, const std::string& folder, const CheckpointInfo& info, bool same_precision) {
+    std::vector<unsigned char> products;
+    std::unique_ptr<CheckpointTensors> tensors;
+    run_on_all_ranks(process, [&] {
+        std::vector<std::string> files;
+        for (const auto& [name, summary] : info.files) files.push_back(name);
+        tensors = std::make_unique<CheckpointTensors>(folder, files, trainer.table, info.precision == "bf16" ? TensorType::BF16 : TensorType::F32);
+        if (process.rank != 0 || info.files.count("product_choices.bin") == 0) return;
+        const MappedFile stored(folder + "/product_choices.bin");
+        products.assign(stored.data(), stored.data() + stored.size());
+    });
+    const std::string other_products = trainer.choose_products(process, products);
+    load_checkpoint(trainer, *tensors, info, same_precision);
+    return other_products;
 }

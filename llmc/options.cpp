@@ -372,9 +372,9 @@ void read_config_file(Options& options, const std::string& path) {
     }
 }
 
-// Takes from a checkpoint what nobody gives now. Of the model all or nothing: a shape given now is that of another preset or file, and is compared later.
+// Takes from a checkpoint what nobody gives now; nothing of the model where the user names another preset or file, which is compared later.
 void take_kept(Options& options, const OptionValues& kept) {
-    const bool other_model = std::any_of(std::begin(kRows), std::end(kRows), [&](const Row& row) { return row.group == M && options.given(row.name); });
+    const bool other_model = options.given("preset") || options.given("from-config");
     for (const auto& [name, text] : kept) {
         const Row* row = find_row(name);
         if (!row || on_resume(*row) == OnResume::Start) usage("the checkpoint keeps an option `%s`, which this program does not", name.c_str());
@@ -560,8 +560,10 @@ std::vector<OptionRow> option_rows(const Options& options) {
     return rows;
 }
 
-static ModelConfig described_model(const Options& o) {
-    ModelConfig config = o.from_config.empty() ? preset_config(o.preset) : config_from_json_file(o.from_config);
+ModelConfig model_config_from_options(Options& o, const ModelConfig* resumed) {
+    const auto given_now = [&](const char* name) { return o.given(name) && o.sources[find_row(name) - kRows] > Options::Source::Checkpoint; };
+    const bool same_base = resumed && !given_now("preset") && !given_now("from-config");
+    ModelConfig config = same_base ? *resumed : o.from_config.empty() ? preset_config(o.preset) : config_from_json_file(o.from_config);
     const struct { int value; int& field; } numbers[] = {
         {o.num_layers, config.num_layers}, {o.channels, config.channels}, {o.num_heads, config.num_heads}, {o.num_kv_heads, config.num_kv_heads},
         {o.head_dim, config.head_dim},     {o.ffn_dim, config.ffn_dim},   {o.vocab_size, config.vocab_size}, {o.max_seq_len, config.max_seq_len}};
@@ -573,21 +575,12 @@ static ModelConfig described_model(const Options& o) {
     if (o.untied >= 0) config.tied = o.untied == 0;
     if (o.qkv_bias >= 0) config.qkv_bias = o.qkv_bias != 0;
     if (o.qk_norm >= 0) config.qk_norm = o.qk_norm != 0;
-    for (size_t i = 0; i < std::min(kRowCount, o.sources.size()); ++i) {
+    for (size_t i = 0; i < std::min(kRowCount, o.sources.size()) && !same_base; ++i) {
         const std::string name = kRows[i].name;
         if (kRows[i].group != M || o.sources[i] == Options::Source::Default || name == "preset" || name == "model" || name == "from-config") continue;
         config.name += ", changed";
         break;
     }
-    return config;
-}
-
-ModelConfig model_config_from_options(Options& o, const ModelConfig* resumed) {
-    const bool given = std::any_of(std::begin(kRows), std::end(kRows), [&](const Row& row) {
-        const size_t index = &row - kRows;
-        return row.group == M && index < o.sources.size() && o.sources[index] > Options::Source::Checkpoint;
-    });
-    ModelConfig config = resumed && !given ? *resumed : described_model(o);
     try {
         config.validate();
     } catch (const Error& error) {

@@ -729,8 +729,12 @@ TEST(Checkpoints, TheModelIsTheCheckpointsUnlessAnotherIsGiven) {
     EXPECT_EQ(o.seq_len, 48);
     Options other = parse({"--resume", "auto", "--preset", "tiny"}, kept);
     const ModelConfig tiny = model_config_from_options(other, &resumed);
-    EXPECT_TRUE(same_model(tiny, preset_config("tiny")));  // of a model's options all are kept or none
+    EXPECT_TRUE(same_model(tiny, preset_config("tiny")));  // another base: none of the kept overrides
     EXPECT_EQ(other.from_config, "");
+    Options deeper = parse({"--resume", "auto", "--num-layers", "7"}, kept);
+    ModelConfig expected = resumed;
+    expected.num_layers = 7;
+    EXPECT_TRUE(same_model(model_config_from_options(deeper, &resumed), expected));  // one override changes one thing
     Options longer = parse({"--resume", "auto", "--seq-len", "65"}, kept);
     expect_error<UsageError>([&] { model_config_from_options(longer, &resumed); }, {"--seq-len 65", "64"});
 }
