@@ -114,7 +114,12 @@ public:
             if (process_.rank != 0) return;
             for (const std::string& report : reports) add_files(report);
             for (const auto& [name, file] : info_.files) saved.bytes += static_cast<double>(file.bytes);
-            saved.folder = complete_checkpoint(settings_.run_folder, info_);
+            try {
+                saved.folder = complete_checkpoint(settings_.run_folder, info_);
+            } catch (const Error&) {
+                remove_unfinished(settings_.run_folder);
+                throw;
+            }
             try {
                 saved.removed = remove_old_checkpoints(settings_.run_folder, settings_.keep);
             } catch (const Error& error) {

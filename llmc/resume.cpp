@@ -1,6 +1,9 @@
 #include "llmc/resume.h"
 
+#include <algorithm>
 #include <cstdio>
+
+#include "llmc/error.h"
 
 namespace {
 
@@ -13,15 +16,23 @@ std::string try_checkpoint(const Process& process, ResumePoint* point) {
         } catch (const std::exception& error) {
             why = error.what();
         }
-        for (const std::string& text : gather_texts(process, why)) {
-            if (!text.empty()) return text;
-        }
-        return std::string();
+        const std::vector<std::string> texts = gather_texts(process, why);
+        const size_t failed = texts.size() - std::count(texts.begin(), texts.end(), std::string());
+        const size_t rank = std::find_if(texts.begin(), texts.end(), [](const std::string& text) { return !text.empty(); }) - texts.begin();
+        if (failed == 0) return std::string();
+        return failed == texts.size() ? texts[0] : format("rank %zu: ", rank) + texts[rank];
     };
-    const std::string why = first_error([&] {
+    std::string why = first_error([&] {
         point->info = read_checkpoint_info(point->folder);
         check_checkpoint_sizes(point->folder, point->info);
         CHECK(point->info.files.count("config.json") == 1, "%s/trainer.json names no config.json", point->folder.c_str());
+    });
+    if (!why.empty()) return why;
+    // On the hosts' own disks other checkpoints may have the same path, each whole in itself.
+    const std::vector<std::string> infos = gather_texts(process, checkpoint_json(point->info));
+    why = first_error([&] {
+        CHECK(infos[process.rank] == infos[0], "%s is another checkpoint here (step %lld) than the one that rank 0 sees; every rank must see the same files", point->folder.c_str(),
+              point->info.step);
     });
     if (!why.empty()) return why;
     // After everybody knows its size: a rank that found it cut off reads nothing.
