@@ -525,8 +525,8 @@ static int run(int argc, char** argv, const Process& process) {
 }
 
 int main(int argc, char** argv) {
-    // Alone, these two want no peers: no MPI, which takes longer to start than they do.
     remember_stop_signal();  // before MPI starts: one that comes early ends the run after its first step
+    // Alone, these two want no peers: no MPI, which takes longer to start than they do.
     const bool alone = std::any_of(argv, argv + argc, [](const char* word) { return strcmp(word, "--plan") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0; });
     return run_main(argc, argv, [&](const Process& process) { return run(argc, argv, process); }, alone);
 }

@@ -404,6 +404,19 @@ def test_checkpoints_and_the_disk(keep, tmp_path):
     assert (verdict != "") == (keep == 2 ** 30)  # 1.9 EB; and nobody runs these tests on a disk that holds less than 7 GB
 
 
+@pytest.mark.parametrize("ranks, bucket_mb", [(1, 25), (3, 0), (5, 0.1)])
+def test_host_memory_of_an_async_save(train, ranks, bucket_mb):
+    asked = ["--save-mode", "async", "--bucket-mb", str(bucket_mb)]
+    text, plan = plan_text(*SMALL, *asked, "--ranks", str(ranks)), plan_json(*SMALL, *asked, "--ranks", str(ranks))
+    planned = plan["async_save_host_bytes"]
+    # Fp32 master weights and two moments of a slice, padding of the buckets included, and on one rank all weights in bf16.
+    assert 12 * plan["parameters"] / ranks + 2 * plan["parameters"] <= planned < 1.5 * (12 * plan["parameters"] / ranks) + 2 * plan["parameters"]
+    number, unit = re.search(r"^host memory: up to (\S+) (\w?B) of a rank", text, re.MULTILINE).groups()
+    assert shows(number, planned, UNITS[unit])
+    number, unit = re.search(r"\n  host memory +(\S+) (\w?B) of a rank \(--save-mode async\)", train(ranks, *asked).output).groups()
+    assert shows(number, planned, UNITS[unit])
+
+
 # ---- a number of parameters ------------------------------------------------------------------------------------------------------------
 
 def test_the_arithmetic_for_a_number_of_parameters():
