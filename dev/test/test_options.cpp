@@ -735,6 +735,11 @@ TEST(Checkpoints, TheModelIsTheCheckpointsUnlessAnotherIsGiven) {
     ModelConfig expected = resumed;
     expected.num_layers = 7;
     EXPECT_TRUE(same_model(model_config_from_options(deeper, &resumed), expected));  // one override changes one thing
+    Options untied = parse({"--resume", "auto", "--untied"}, {{"tied", "true"}, {"num-layers", "3"}});  // of a pair the one that is given now
+    ModelConfig own_head = resumed;
+    own_head.tied = true;
+    EXPECT_FALSE(model_config_from_options(untied, &own_head).tied);
+    EXPECT_EQ(untied.tied, -1);
     Options longer = parse({"--resume", "auto", "--seq-len", "65"}, kept);
     expect_error<UsageError>([&] { model_config_from_options(longer, &resumed); }, {"--seq-len 65", "64"});
 }
