@@ -230,7 +230,7 @@ $(foreach t,$(notdir $(HOST_TESTS)),"gtest name=$(t) build/host/dev/test/$(t)")
 "gtest name=kernels-bf16 $(B)/kernel_tests"
 "gtest name=kernels-fp32 $(F)/kernel_tests"
 "gtest name=kernels-clang $(C)/kernel_tests"
-$(foreach s,1 2 3 4 5,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $(B)/kernel_tests")
+$(foreach s,1 2,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $(B)/kernel_tests")
 "gtest name=kernels-async HOSTCUDA_ASYNC=1 $(B)/kernel_tests"
 "gtest name=kernels-protect HOSTCUDA_PROTECT=1 $(B)/kernel_tests"
 "gtest name=attention-sm_89 HOSTCUDA_ARCH=89 $(B)/kernel_tests --gtest_filter=*Attention*"
@@ -250,11 +250,15 @@ $(foreach n,2 3 4,"mpi name=ranks-$(n) np=$(n) $(B)/dev/test/mpi_test_ranks $(SH
 "mpi name=train-asan np=2 timeout=600 $(ASAN_RUN) $(A)/train_gpt $(THREE_STEPS) --out build/test-logs/asan"
 "mpi name=train-tsan np=2 timeout=900 $(TSAN_RUN) $(T)/train_gpt $(THREE_STEPS) --out build/test-logs/tsan"
 "run name=gpu-check-on-this-cpu timeout=600 bash dev/gpu/check.sh --host --out build/test-logs/gpu-check"
-"run name=tiny-beats-bigram timeout=600 $(PYTHON) dev/test/tiny_beats_bigram.py"
 "pytest timeout=1500 dev/test"
 endef
 
 define SUITES_LONG
+"run name=tiny-beats-bigram timeout=600 $(PYTHON) dev/test/tiny_beats_bigram.py"
+"run name=resume-matrix timeout=1800 $(PYTHON) dev/test/resume_matrix.py"
+"run name=checkpoint-faults timeout=3000 $(PYTHON) dev/test/checkpoint_faults.py"
+"run name=zero-modes-all timeout=900 dev/test/same_bits.sh $(B)/dev/test/mpi_test_zero all"
+$(foreach s,3 4 5,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $(B)/kernel_tests")
 "gtest name=kernels-fp32-schedule HOSTCUDA_SCHEDULE=6 $(F)/kernel_tests"
 $(foreach a,80 89,"gtest name=attention-long-sm_$(a) timeout=600 LLMC_LONG_TESTS=1 HOSTCUDA_ARCH=$(a) $(B)/kernel_tests --gtest_filter=EveryCombination*")
 $(foreach t,$(notdir $(HOSTCUDA_TESTS)),"gtest name=hostcuda-$(t)-asan timeout=900 $(ASAN_RUN) build/host-asan/hostcuda/test/$(t)")

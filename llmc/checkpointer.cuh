@@ -198,6 +198,7 @@ private:
         explicit SnapshotSink(Checkpointer& owner) : owner_(owner) { owner_.snapshot_.clear(); }
         void begin(const StateFile& file) { owner_.snapshot_.push_back(&file); }
         void add(const void* device, size_t bytes) {
+            CHECK(at_ + bytes <= owner_.host_bytes(), "a copy of %zu bytes at %zu does not fit the %zu planned for it", bytes, at_, owner_.host_bytes());
             CUDA_CHECK(cudaMemcpyAsync(owner_.host_memory_.data() + at_, device, bytes, cudaMemcpyDeviceToHost, owner_.trainer_.stream));
             at_ += bytes;
         }
