@@ -208,7 +208,7 @@ host_run() {
     local name=$1 precision=$2 micro_batch=$3 seconds=$SECONDS
     shift 3
     if [ -f "$new/host/$name.jsonl" ]; then return 0; fi
-    (cd "$new" && env "$@" "$repository/build/cpu-$precision/train_gpt" "${SAME_RUN[@]}" --micro-batch "$micro_batch" --out run >run.log 2>&1) || {
+    (cd "$new" && env "$@" "$repository/build/cpu-$precision/train_gpt" "${SAME_RUN[@]}" --micro-batch "$micro_batch" --no-save --out run >run.log 2>&1) || {
         cat "$new/run.log" >&2
         die "the host's run $name failed (see above)"
     }
