@@ -109,6 +109,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     for name, bits in weights.items():
         master = state[f"{name}.master"]
         assert np.array_equal(bits.ravel(), rounded_to_bf16(master) if dtype == "BF16" else master), f"{folder}: {name} is not its master weights rounded"
+        assert not np.any(state[f"{name}.exp_avg_sq"] >> 31), f"{folder}: {name} has a second moment below 0"
     return Checkpoint(folder, info, json.loads((folder / "config.json").read_text(encoding="utf-8")), dtype, weights, state)
 
 
