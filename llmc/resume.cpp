@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "llmc/error.h"
+#include "llmc/hash.h"
 
 namespace {
 
@@ -29,7 +30,10 @@ std::string try_checkpoint(const Process& process, ResumePoint* point) {
     });
     if (!why.empty()) return why;
     // On the hosts' own disks other checkpoints may have the same path, each whole in itself.
-    const std::vector<std::string> infos = gather_texts(process, checkpoint_json(point->info));
+    const std::string info = checkpoint_json(point->info);
+    Hash64 hash;
+    hash.add(info.data(), info.size());
+    const std::vector<std::string> infos = gather_texts(process, hash.hex());
     why = first_error([&] {
         CHECK(infos[process.rank] == infos[0], "%s is another checkpoint here (step %lld) than the one that rank 0 sees; every rank must see the same files", point->folder.c_str(),
               point->info.step);
