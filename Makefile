@@ -247,6 +247,7 @@ $(foreach n,2 4,"mpi name=accounts-$(n) np=$(n) $(B)/dev/test/mpi_test_accounts"
 "run name=zero-modes dev/test/same_bits.sh $(B)/dev/test/mpi_test_zero"
 "mpi name=ranks-1 np=1 $(B)/dev/test/mpi_test_ranks $(SHARDS) build/test-logs"
 $(foreach n,2 3 4,"mpi name=ranks-$(n) np=$(n) $(B)/dev/test/mpi_test_ranks $(SHARDS) build/test-logs")
+$(foreach n,2 3,"mpi name=checkpoint-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_checkpoint all build/test-logs/checkpoint-$(n)")
 "mpi name=train-asan np=2 timeout=600 $(ASAN_RUN) $(A)/train_gpt $(THREE_STEPS) --out build/test-logs/asan"
 "mpi name=train-tsan np=2 timeout=900 $(TSAN_RUN) $(T)/train_gpt $(THREE_STEPS) --out build/test-logs/tsan"
 "run name=gpu-check-on-this-cpu timeout=600 bash dev/gpu/check.sh --host --out build/test-logs/gpu-check"
@@ -255,6 +256,10 @@ endef
 
 define SUITES_LONG
 "run name=tiny-beats-bigram timeout=600 $(PYTHON) dev/test/tiny_beats_bigram.py"
+$(foreach n,1 4 5,"mpi name=checkpoint-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_checkpoint all build/test-logs/checkpoint-$(n)")
+"mpi name=checkpoint-async np=2 HOSTCUDA_ASYNC=1 $(B)/dev/test/mpi_test_checkpoint all build/test-logs/checkpoint-async"
+"mpi name=checkpoint-protect np=3 HOSTCUDA_PROTECT=1 $(B)/dev/test/mpi_test_checkpoint all build/test-logs/checkpoint-protect"
+"mpi name=checkpoint-fp32-2 np=2 $(F)/dev/test/mpi_test_checkpoint all build/test-logs/checkpoint-fp32-2"
 "run name=resume-matrix timeout=1800 $(PYTHON) dev/test/resume_matrix.py"
 "run name=checkpoint-faults timeout=3000 $(PYTHON) dev/test/checkpoint_faults.py"
 "run name=zero-modes-all timeout=900 dev/test/same_bits.sh $(B)/dev/test/mpi_test_zero all"
@@ -290,7 +295,7 @@ build-tests:
 	$(MAKE) DEVICE=cpu PRECISION=BF16 ASAN=1 $(A)/train_gpt kernel-tests
 	$(MAKE) DEVICE=cpu PRECISION=BF16 TSAN=1 $(T)/train_gpt kernel-tests
 build-long-tests: build-tests
-	$(MAKE) DEVICE=cpu PRECISION=FP32 $(F)/bench
+	$(MAKE) DEVICE=cpu PRECISION=FP32 $(F)/bench $(F)/dev/test/mpi_test_checkpoint
 	NVCC= $(MAKE) PRECISION=BF16 CXX=clang++ $(C)/bench
 	$(MAKE) DEVICE=cpu ASAN=1 host-tests hostcuda-tests
 	$(MAKE) DEVICE=cpu TSAN=1 hostcuda-tests

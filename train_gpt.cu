@@ -336,10 +336,10 @@ static int run(int argc, char** argv, const Process& process) {
     });
     if (options.resume.empty()) folder = open_run_folder(process, options.out);
     run_on_all_ranks(process, [&] {
-        if (process.rank == 0) {
-            if (!plan.resume) check_no_unfinished_run(options.out);
-            return;
-        }
+        if (process.rank == 0 && !plan.resume) check_no_unfinished_run(options.out);
+    });
+    run_on_all_ranks(process, [&] {  // after that: its logs stay too
+        if (process.rank == 0) return;
         const std::string log = options.out + "/log.rank" + std::to_string(process.rank);
         CHECK(freopen(log.c_str(), plan.resume ? "a" : "w", stdout), "cannot write %s: %s; see whether --out can be written", log.c_str(), strerror(errno));
     });
