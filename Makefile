@@ -261,7 +261,7 @@ $(foreach n,1 4 5,"mpi name=checkpoint-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_
 "mpi name=checkpoint-protect np=3 HOSTCUDA_PROTECT=1 $(B)/dev/test/mpi_test_checkpoint all build/test-logs/checkpoint-protect"
 "mpi name=checkpoint-fp32-2 np=2 $(F)/dev/test/mpi_test_checkpoint all build/test-logs/checkpoint-fp32-2"
 "run name=resume-matrix timeout=1800 $(PYTHON) dev/test/resume_matrix.py"
-"run name=checkpoint-faults timeout=3000 $(PYTHON) dev/test/checkpoint_faults.py"
+"run name=checkpoint-faults timeout=3600 $(PYTHON) dev/test/checkpoint_faults.py"
 "run name=zero-modes-all timeout=900 dev/test/same_bits.sh $(B)/dev/test/mpi_test_zero all"
 $(foreach s,3 4 5,"gtest name=kernels-schedule-$(s) HOSTCUDA_SCHEDULE=$(s) $(B)/kernel_tests")
 "gtest name=kernels-fp32-schedule HOSTCUDA_SCHEDULE=6 $(F)/kernel_tests"

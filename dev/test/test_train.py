@@ -379,6 +379,11 @@ def test_an_out_folder_that_cannot_be_written_is_refused(train, tmp_path):
     assert (tmp_path / "file").read_text() == "in the way"
 
 
+def test_a_checkpoint_that_is_not_there_makes_no_folder(tmp_path):
+    status, output = mpirun(0, [str(TRAINER), "--resume", str(tmp_path / "not" / "step_00000001")])
+    assert status == 1 and "trainer.json is missing" in output and not (tmp_path / "not").exists(), output
+
+
 def test_two_runs_cannot_share_a_folder(data, tmp_path):
     command = [str(TRAINER), "--train-data", f"{data}/train_*.bin", "--val-data", f"{data}/val_*.bin", "--out", str(tmp_path / "run"), *SMALL, "--steps", "100000"]
     first = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
