@@ -33,6 +33,7 @@ import pytest
 import xxhash
 
 import train_testing
+from run_tests import session_members
 from train_testing import ROOT, TRAINER
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -64,21 +65,6 @@ def run(command: list[str], ranks: int = 0, environment: Optional[dict[str, str]
     ended = Ended(*train_testing.mpirun(ranks, command, {**(ALONE if ranks == 0 else {}), **(environment or {})}, timeout=timeout))
     assert status is None or ended.status == status, f"exit status {ended.status}, expected {status}: {' '.join(command)}\n{ended.output}"
     return ended
-
-
-def session_members(session: int) -> list[int]:
-    """Processes of a session that have not ended: mpirun puts its ranks into process groups of their own, but not into sessions."""
-    members = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            members.append(int(entry))
-    return members
 
 
 class Job:

@@ -97,20 +97,26 @@ def outer_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
 
 
+def session_members(session: int) -> list[int]:
+    """Processes of a session that have not ended: mpirun puts its ranks into process groups of their own, but not into sessions."""
+    members = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            # The fields after the command's name, which is in parentheses and may hold anything.
+            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            members.append(int(entry))
+    return members
+
+
 def kill_session(session: int) -> None:
-    """Ends every process of a session: mpirun puts its ranks into process groups of their own, but not into sessions."""
+    """Ends every process of a session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        members = []
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit():
-                continue
-            try:
-                # The fields after the command's name, which is in parentheses and may hold anything.
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == session and fields[0] != "Z":
-                members.append(int(entry))
+        members = session_members(session)
         for pid in members:
             try:
                 os.kill(pid, number)
