@@ -249,7 +249,7 @@ $(foreach n,2 4,"mpi name=accounts-$(n) np=$(n) $(B)/dev/test/mpi_test_accounts"
 $(foreach n,2 3 4,"mpi name=ranks-$(n) np=$(n) $(B)/dev/test/mpi_test_ranks $(SHARDS) build/test-logs")
 $(foreach n,2 3,"mpi name=checkpoint-bf16-$(n) np=$(n) $(B)/dev/test/mpi_test_checkpoint all build/test-logs/checkpoint-$(n)")
 "mpi name=train-asan np=2 timeout=600 $(ASAN_RUN) $(A)/train_gpt $(THREE_STEPS) --out build/test-logs/asan"
-"mpi name=train-tsan np=2 timeout=900 $(TSAN_RUN) $(T)/train_gpt $(THREE_STEPS) --out build/test-logs/tsan"
+"mpi name=train-tsan np=2 timeout=900 $(TSAN_RUN) $(T)/train_gpt $(THREE_STEPS) --save-every 1 --save-mode async --keep 1 --out build/test-logs/tsan"
 "run name=gpu-check-on-this-cpu timeout=600 bash dev/gpu/check.sh --host --out build/test-logs/gpu-check"
 "pytest timeout=1500 dev/test"
 endef
