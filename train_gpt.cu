@@ -178,6 +178,7 @@ static int run(int argc, char** argv, const Process& process) {
             const std::string out = options.out;
             if (plan.resume) plan.options = parse_options(argc, argv, plan.resume->info.options);
             plan.options.out = out;  // which may follow from the preset
+            plan.in_place = plan.resume && lies_in(plan.resume->folder, out);
         });
     }
     Device device;
@@ -241,12 +242,12 @@ static int run(int argc, char** argv, const Process& process) {
     });
     if (options.resume.empty()) folder = open_run_folder(process, options.out);
     run_on_all_ranks(process, [&] {
-        if (process.rank == 0 && !plan.resume) check_no_unfinished_run(options.out);
+        if (process.rank == 0 && !plan.in_place) check_no_unfinished_run(options.out);
     });
     run_on_all_ranks(process, [&] {  // after that: its logs stay too
         if (process.rank == 0) return;
         const std::string log = options.out + "/log.rank" + std::to_string(process.rank);
-        CHECK(freopen(log.c_str(), plan.resume ? "a" : "w", stdout), "cannot write %s: %s; see whether --out can be written", log.c_str(), strerror(errno));
+        CHECK(freopen(log.c_str(), plan.in_place ? "a" : "w", stdout), "cannot write %s: %s; see whether --out can be written", log.c_str(), strerror(errno));
     });
 
     // ---- the device ----
@@ -278,8 +279,8 @@ static int run(int argc, char** argv, const Process& process) {
     run_on_all_ranks(process, [&] {  // nothing can be refused any more: what an earlier run left is moved out of the way
         if (process.rank != 0 || options.allocate_only) return;
         remove_unfinished(options.out);
-        aside = set_newer_checkpoints_aside(options.out, plan.first_step());
-        metrics = std::make_unique<MetricsWriter>(*folder, plan.resume.has_value());
+        aside = set_newer_checkpoints_aside(options.out, plan.in_place ? plan.first_step() : -1);
+        metrics = std::make_unique<MetricsWriter>(*folder, plan.in_place);
     });
     const std::vector<std::string> ranks = gather_texts(process, format("%s, pid %d, %s, %d multiprocessors (threads on a CPU)", process.host.c_str(), process.pid,
                                                                         device.name.c_str(), device.multiprocessors));
@@ -320,6 +321,7 @@ static int run(int argc, char** argv, const Process& process) {
     const auto end_run = [&](long long step, const char* reason, const std::string& message) {
         printf("ended after step %lld: %s\n", step + 1, message.c_str());
         if (metrics) metrics->write(JsonLine("event").add("step", step).add("event", "error").add("reason", reason));
+        saver.take_written();  // what is being written is of an earlier step, and whole
         throw AgreedError(message, 1);
     };
     const auto finish_step = [&](long long step) {

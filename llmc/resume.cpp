@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "llmc/error.h"
 #include "llmc/hash.h"
@@ -79,6 +80,11 @@ std::optional<ResumePoint> find_checkpoint(const Process& process, const std::st
         throw AgreedError("--resume auto: no checkpoint in " + run_folder + " is whole:" + passed_over + "\nto begin anew give another --out, or move them away", 1);
     }
     return std::nullopt;
+}
+
+bool lies_in(const std::string& checkpoint, const std::string& run_folder) {
+    std::error_code error;
+    return std::filesystem::equivalent(std::filesystem::path(checkpoint) / "..", run_folder, error) && !error;
 }
 
 void check_no_unfinished_run(const std::string& run_folder) {

@@ -18,5 +18,8 @@ struct ResumePoint {
 // byte is read once, by one of the ranks. Nothing if auto finds no checkpoint at all. Throws AgreedError where there are some and none is whole, or where `resume` is none.
 std::optional<ResumePoint> find_checkpoint(const Process& process, const std::string& resume, const std::string& run_folder);
 
+// The checkpoint is one of this run folder's own: its run goes on there. False where one that lies elsewhere is continued in a folder of its own.
+bool lies_in(const std::string& checkpoint, const std::string& run_folder);
+
 // A new run would bury the unfinished one in this folder: throws Error that says how to go on with it.
 void check_no_unfinished_run(const std::string& run_folder);

@@ -27,6 +27,7 @@ struct RunPlan {
     ZeroConfig zero;
     std::unique_ptr<ValLoader> val_loader;
     std::optional<ResumePoint> resume;    // where it goes on from
+    bool in_place = false;                // that lies in this run's own folder, so what is there is the same run's
     std::vector<std::string> changes;     // that --allow-change let pass
 
     long long first_step() const { return resume ? resume->info.step : 0; }

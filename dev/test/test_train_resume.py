@@ -195,6 +195,21 @@ def test_a_new_run_does_not_bury_one(data, base, unfinished, tmp_path):
     assert ct.weights_hash(again) == ct.weights_hash(base)
 
 
+def test_a_checkpoint_of_another_folder_does_not_bury_a_run(base, unfinished, tmp_path):
+    """What is in --out is of another run then, also what is older than the checkpoint: --keep must not count it."""
+    elsewhere, before = str(base.out / "step_00000008"), ct.tree(unfinished)
+    refused = ct.run(unfinished, 2, "--resume", elsewhere, "--keep", "1", ok=False)
+    assert refused.status == 1 and "step 4 of 10" in refused.output, refused.output
+    assert ct.tree(unfinished) == before
+    out = tmp_path / "run"
+    shutil.copytree(base.out, out)
+    earlier, metrics = {path.name: ct.tree(path) for path in out.glob("step_*")}, (out / "metrics.jsonl").read_bytes()
+    again = ct.run(out, 2, "--resume", elsewhere, "--keep", "1")
+    assert {path.name: ct.tree(path) for path in (out / "earlier.1").iterdir()} == earlier and (out / "metrics.1.jsonl").read_bytes() == metrics
+    assert [path.name for path in out.glob("step_*")] == ["step_00000010"] and events(again) == ["start", "resume", "save", "done"]
+    assert ct.weights_hash(again) == ct.weights_hash(base)
+
+
 def test_resume_auto_begins_anew_where_there_is_nothing(data, base, tmp_path):
     run = ct.run(tmp_path / "run", 2, "--resume", "auto", *ct.run_options(data))
     assert ct.records(run, "train") == ct.records(base, "train") and events(run) == ["start", "save", "done"]
