@@ -186,6 +186,19 @@ TEST(Resume, ARunsFolderMayHaveAnyName) {
     EXPECT_EQ(found.point->folder, run + "/step_00000004");
 }
 
+TEST(Resume, ACheckpointLiesInItsRunFolderAndInNoOther) {
+    const TempFolder run, other;
+    const std::string checkpoint = save(run.path(), 4), link = other.file("newest");
+    fs::create_directory_symlink(checkpoint, link);
+    EXPECT_TRUE(lies_in(checkpoint, run.path()));
+    EXPECT_TRUE(lies_in(checkpoint, run.path() + "/"));
+    EXPECT_TRUE(lies_in(link, run.path()));  // where it is, not what it is called
+    EXPECT_FALSE(lies_in(checkpoint, other.path()));
+    EXPECT_FALSE(lies_in(link, other.path()));
+    EXPECT_FALSE(lies_in(checkpoint, run.file("none")));
+    EXPECT_FALSE(lies_in(run.file("none"), run.path()));
+}
+
 TEST(NewRun, DoesNotBuryAnUnfinishedOne) {
     const TempFolder run;
     EXPECT_NO_THROW(check_no_unfinished_run(run.path()));
