@@ -371,7 +371,6 @@ static int run(int argc, char** argv, const Process& process) {
         if (!difference.empty()) end_run(step, "replicas", difference);
     };
     const auto evaluate_and_print = [&](long long step) {
-        compare_replicas(step);
         if (!plan.val_loader) return;
         const Evaluation result = evaluate(trainer, *plan.val_loader, options.comm_timeout);
         printf("step %lld/%lld | validation loss %.4f nats a token over %lld tokens\n", step + 1, plan.steps, result.loss, result.tokens);
@@ -401,13 +400,12 @@ static int run(int argc, char** argv, const Process& process) {
         const bool eval_due = is_due(step, options.val_every, true), sample_due = is_due(step, options.sample_every, options.sample_every > 0);
         if (!eval_due && !sample_due && !saver.due(step, asked) && asked == 0) continue;
         finish_step(step);  // which may bring more that is asked for
+        const bool save_due = saver.due(step, asked);
+        if (eval_due || save_due) compare_replicas(step);
         if (eval_due) evaluate_and_print(step);
         if (sample_due) sample_and_print(step);
         if (asked & kSaveWritten) saver.take_written();
-        if (saver.due(step, asked)) {
-            compare_replicas(step);
-            saver.save(checkpoint_info(plan, process, *loader, trainer.read_back[slot], step, windows_consumed));
-        }
+        if (save_due) saver.save(checkpoint_info(plan, process, *loader, trainer.read_back[slot], step, windows_consumed));
         fflush(stdout);
         fresh_start = step + 1;
         if (asked & kRequestStop) {

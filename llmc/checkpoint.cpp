@@ -27,16 +27,10 @@ constexpr int kVersion = 1;
 constexpr size_t kMaxInfoBytes = 16'000'000;
 constexpr const char *kSaving = ".saving-", *kRemoving = ".removing-", *kStep = "step_";
 
-bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
-bool ends_with(const std::string& text, const char* suffix) {
-    const size_t length = strlen(suffix);
-    return text.size() >= length && text.compare(text.size() - length, length, suffix) == 0;
-}
-
 // The step of a folder's name, -1 where it is not one of ours.
 long long step_of_name(const std::string& name) {
     const size_t digits = name.size() - std::min(name.size(), strlen(kStep));
-    if (!starts_with(name, kStep) || digits < 8 || digits > 18 || name.find_first_not_of("0123456789", strlen(kStep)) != std::string::npos) return -1;
+    if (!name.starts_with(kStep) || digits < 8 || digits > 18 || name.find_first_not_of("0123456789", strlen(kStep)) != std::string::npos) return -1;
     const long long step = std::stoll(name.substr(strlen(kStep)));
     return name == checkpoint_name(step) ? step : -1;
 }
@@ -44,7 +38,7 @@ long long step_of_name(const std::string& name) {
 // A file name of a checkpoint: nothing else is ever removed.
 bool is_ours(const std::string& name) {
     return name == "trainer.json" || name == "config.json" || name == "product_choices.bin" || name == "model.safetensors.index.json" ||
-           ((starts_with(name, "model") || starts_with(name, "optimizer-")) && ends_with(name, ".safetensors"));
+           ((name.starts_with("model") || name.starts_with("optimizer-")) && name.ends_with(".safetensors"));
 }
 
 // Names in a folder; none where it cannot be read. Kind: DT_DIR or DT_REG, links are neither.
@@ -81,12 +75,7 @@ void rename_folder(const std::string& from, const std::string& to) {
 // A prompt may hold anything; what is no UTF-8 becomes U+FFFD.
 std::string json_text(const json& root, int indent) { return root.dump(indent, ' ', false, json::error_handler_t::replace); }
 
-std::string checksum_of(const json& root) {
-    const std::string text = json_text(root, -1);
-    Hash64 hash;
-    hash.add(text.data(), text.size());
-    return hash.hex();
-}
+std::string checksum_of(const json& root) { return hash_of(json_text(root, -1)); }
 
 // A value of trainer.json, of the type of the variable it is for.
 class InfoReader {
@@ -269,7 +258,7 @@ std::string complete_checkpoint(const std::string& run_folder, const CheckpointI
 
 void remove_unfinished(const std::string& run_folder) {
     for (const std::string& name : entries(run_folder, DT_DIR)) {
-        if (starts_with(name, kSaving) || starts_with(name, kRemoving)) remove_folder(run_folder + "/" + name);
+        if (name.starts_with(kSaving) || name.starts_with(kRemoving)) remove_folder(run_folder + "/" + name);
     }
 }
 

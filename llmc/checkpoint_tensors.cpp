@@ -22,11 +22,6 @@ const char* suffix_of(StateArray array) {
     return "";
 }
 
-bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
-bool ends_with(const std::string& text, const std::string& suffix) {
-    return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
-}
-
 std::vector<size_t> shape_of(const Parameter& p) { return p.is_matrix ? std::vector<size_t>{p.rows, p.cols} : std::vector<size_t>{p.rows}; }
 
 TensorType weights_type_of(size_t element_bytes) { return element_bytes == 2 ? TensorType::BF16 : TensorType::F32; }
@@ -82,6 +77,8 @@ StateFile optimizer_file(const ParamTable& table, const FlatLayout& layout, int 
     file.header = safetensors_header(entries, metadata);
     return file;
 }
+
+size_t checkpoint_data_bytes(const ParamTable& table, size_t element_bytes) { return table.parameter_count() * (element_bytes + std::size(kStateArrays) * sizeof(float)); }
 
 size_t largest_share_bytes(const FlatLayout& layout, const std::vector<WeightsFile>& files) {
     std::vector<size_t> weights(std::min<size_t>(files.size(), layout.num_ranks), 0);
@@ -139,7 +136,7 @@ CheckpointTensors::CheckpointTensors(const std::string& folder, const std::vecto
     std::map<std::string, int> parameters;
     for (size_t i = 0; i < table.parameters.size(); ++i) parameters[table.parameters[i].name] = static_cast<int>(i);
     for (const std::string& name : files) {
-        const bool weights = starts_with(name, "model") && ends_with(name, ".safetensors"), optimizer = starts_with(name, "optimizer-");
+        const bool weights = name.starts_with("model") && name.ends_with(".safetensors"), optimizer = name.starts_with("optimizer-");
         if (!weights && !optimizer) continue;
         files_.push_back(std::make_unique<SafetensorsFile>(folder + "/" + name));
         const SafetensorsFile& file = *files_.back();
@@ -148,7 +145,7 @@ CheckpointTensors::CheckpointTensors(const std::string& folder, const std::vecto
             std::string parameter_name = tensor_name;
             PieceIndex* index = &weights_;
             for (const StateArray array : kStateArrays) {
-                if (weights || !ends_with(tensor_name, suffix_of(array))) continue;
+                if (weights || !tensor_name.ends_with(suffix_of(array))) continue;
                 parameter_name = tensor_name.substr(0, tensor_name.size() - strlen(suffix_of(array)));
                 index = &state_[static_cast<int>(array)];
             }

@@ -42,6 +42,9 @@ std::string weights_index(const ParamTable& table, const std::vector<WeightsFile
 // Rank r's file of optimizer state: master weights of its slice of every bucket, then first moments, then second moments.
 StateFile optimizer_file(const ParamTable& table, const FlatLayout& layout, int rank);
 
+// Data of all tensors of a checkpoint: weights, fp32 master weights and two moments.
+size_t checkpoint_data_bytes(const ParamTable& table, size_t element_bytes);
+
 // The most data that one of the ranks saves: its slices (with their padding) and its files of weights, of which rank f % N writes file f.
 size_t largest_share_bytes(const FlatLayout& layout, const std::vector<WeightsFile>& files);
 

@@ -51,12 +51,12 @@ public:
     // Host memory it takes: for async what the plan says.
     size_t host_bytes() const { return settings_.async ? largest_share_bytes(trainer_.layout, weights_) : 2 * kChunkBytes; }
     // Of a checkpoint, all ranks together, but for a few small files.
-    double checkpoint_bytes() const { return static_cast<double>(trainer_.table.parameter_count()) * (sizeof(floatX) + 3 * sizeof(float)); }
+    size_t checkpoint_bytes() const { return checkpoint_data_bytes(trainer_.table, sizeof(floatX)); }
 
     // What one takes of a disk at most: headers have some 200 bytes for each tensor a rank writes, and every file ends within a block.
     size_t disk_bytes() const {
         const size_t files = static_cast<size_t>(process_.ranks) + weights_.size() + 8, headers = 4 * 256 * (trainer_.table.parameters.size() + 3 * static_cast<size_t>(process_.ranks));
-        return static_cast<size_t>(checkpoint_bytes()) + headers + files * (64 << 10);
+        return checkpoint_bytes() + headers + files * (64 << 10);
     }
 
     // Collective, between steps: starts a checkpoint of the state as it is. Afterwards the state may change, and finish() is due: at once, or with async any time
@@ -71,8 +71,8 @@ public:
             remove_unfinished(settings_.run_folder);
             check_free_disk(settings_.run_folder, disk_bytes());
             begin_checkpoint(settings_.run_folder, info.step);
+            choices_ = trainer_.matmuls.export_choices();  // now: training may add to them while a thread writes
         });
-        choices_ = trainer_.matmuls.export_choices();
         folder_ = settings_.run_folder + "/" + unfinished_name(info.step);
         under_way_ = true;
         if (!settings_.async) {
@@ -99,33 +99,29 @@ public:
     Saved finish() {
         if (thread_.joinable()) thread_.join();
         under_way_ = false;
-        std::string own = report_.error.empty() ? "" : "\1" + report_.error;
-        for (const auto& [name, file] : report_.files) own += report_.error.empty() ? format("%s %zu %s\n", name.c_str(), file.bytes, file.xxh3.c_str()) : "";
-        const std::vector<std::string> reports = gather_texts(process_, own);
         Saved saved;
-        run_on_all_ranks(process_, [&] {
-            for (int rank = 0; rank < process_.ranks; ++rank) {
-                if (reports[rank].empty() || reports[rank][0] != '\1') continue;
-                if (process_.rank == 0) remove_unfinished(settings_.run_folder);
-                throw AgreedError((process_.ranks > 1 ? format("rank %d: ", rank) : std::string()) + reports[rank].substr(1), 1);
-            }
-        });
-        run_on_all_ranks(process_, [&] {
-            if (process_.rank != 0) return;
-            for (const std::string& report : reports) add_files(report);
-            for (const auto& [name, file] : info_.files) saved.bytes += static_cast<double>(file.bytes);
-            try {
+        try {
+            run_on_all_ranks(process_, [&] { CHECK(report_.error.empty(), "%s", report_.error.c_str()); });
+            std::string own;
+            for (const auto& [name, file] : report_.files) own += format("%s %zu %s\n", name.c_str(), file.bytes, file.xxh3.c_str());
+            const std::vector<std::string> reports = gather_texts(process_, own);
+            run_on_all_ranks(process_, [&] {
+                if (process_.rank != 0) return;
+                for (const std::string& report : reports) add_files(report);
                 saved.folder = complete_checkpoint(settings_.run_folder, info_);
-            } catch (const Error&) {
-                remove_unfinished(settings_.run_folder);
-                throw;
-            }
+            });
+        } catch (const AgreedError&) {
+            if (process_.rank == 0) remove_unfinished(settings_.run_folder);
+            throw;
+        }
+        if (process_.rank == 0) {
+            for (const auto& [name, file] : info_.files) saved.bytes += static_cast<double>(file.bytes);
             try {
                 saved.removed = remove_old_checkpoints(settings_.run_folder, settings_.keep);
             } catch (const Error& error) {
                 saved.warning = error.what();
             }
-        });
+        }
         saved.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
         return saved;
     }

@@ -17,3 +17,6 @@ public:
 private:
     void* state_;
 };
+
+// Of one text.
+std::string hash_of(const std::string& text);

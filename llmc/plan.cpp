@@ -345,7 +345,7 @@ Plan make_plan(const PlanRequest& request, const CountRun& count_run) {
         row.plan.time = row.times[static_cast<int>(planner.usual_algorithm(ranks))];
         plan.scaling.push_back(row);
     }
-    plan.checkpoint_bytes = static_cast<double>(plan.table.parameter_count()) * (request.element_bytes + 3 * sizeof(float));
+    plan.checkpoint_bytes = static_cast<double>(checkpoint_data_bytes(plan.table, request.element_bytes));
     const RunShape& shape = plan.chosen().shape;
     plan.async_save_bytes = largest_share_bytes(make_flat_layout(plan.table, shape.ranks, shape.bucket_mb, request.element_bytes), weights_files(plan.table, request.element_bytes));
     return plan;

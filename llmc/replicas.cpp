@@ -4,9 +4,8 @@
 #include <iterator>
 #include <map>
 
+#include "llmc/durable_file.h"
 #include "llmc/error.h"
-#include "llmc/hash.h"
-#include "llmc/mapped_file.h"
 
 namespace {
 
@@ -50,12 +49,7 @@ std::string bucket_name(size_t b, const ParamTable& table, const FlatLayout& lay
 
 }  // namespace
 
-std::string file_hash(const std::string& path) {
-    const MappedFile file(path);
-    Hash64 hash;
-    hash.add(file.data(), file.size());
-    return hash.hex();
-}
+std::string file_hash(const std::string& path) { return summarize_file(path).xxh3; }
 
 std::string program_hash() { return file_hash("/proc/self/exe"); }
 

@@ -1,6 +1,5 @@
 #include "llmc/resume.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -11,40 +10,27 @@ namespace {
 
 // "" where all ranks find the checkpoint whole, else why it is not.
 std::string try_checkpoint(const Process& process, ResumePoint* point) {
-    const auto first_error = [&](auto&& check) {
-        std::string why;
-        try {
-            check();
-        } catch (const std::exception& error) {
-            why = error.what();
-        }
-        const std::vector<std::string> texts = gather_texts(process, why);
-        const size_t failed = texts.size() - std::count(texts.begin(), texts.end(), std::string());
-        const size_t rank = std::find_if(texts.begin(), texts.end(), [](const std::string& text) { return !text.empty(); }) - texts.begin();
-        if (failed == 0) return std::string();
-        return failed == texts.size() ? texts[0] : format("rank %zu: ", rank) + texts[rank];
-    };
-    std::string why = first_error([&] {
-        point->info = read_checkpoint_info(point->folder);
-        check_checkpoint_sizes(point->folder, point->info);
-        CHECK(point->info.files.count("config.json") == 1, "%s/trainer.json names no config.json", point->folder.c_str());
-    });
-    if (!why.empty()) return why;
-    // On the hosts' own disks other checkpoints may have the same path, each whole in itself.
-    const std::string info = checkpoint_json(point->info);
-    Hash64 hash;
-    hash.add(info.data(), info.size());
-    const std::vector<std::string> infos = gather_texts(process, hash.hex());
-    why = first_error([&] {
-        CHECK(infos[process.rank] == infos[0], "%s is another checkpoint here (step %lld) than the one that rank 0 sees; every rank must see the same files", point->folder.c_str(),
-              point->info.step);
-    });
-    if (!why.empty()) return why;
-    // After everybody knows its size: a rank that found it cut off reads nothing.
-    return first_error([&] {
-        check_checkpoint_bytes(point->folder, point->info, process.rank, process.ranks);
-        point->model = config_from_json_file(point->folder + "/config.json");
-    });
+    try {
+        run_on_all_ranks(process, [&] {
+            point->info = read_checkpoint_info(point->folder);
+            check_checkpoint_sizes(point->folder, point->info);
+            CHECK(point->info.files.count("config.json") == 1, "%s/trainer.json names no config.json", point->folder.c_str());
+        });
+        // On the hosts' own disks other checkpoints may have the same path, each whole in itself.
+        const std::vector<std::string> infos = gather_texts(process, hash_of(checkpoint_json(point->info)));
+        run_on_all_ranks(process, [&] {
+            CHECK(infos[process.rank] == infos[0], "%s is another checkpoint here (step %lld) than the one that rank 0 sees; every rank must see the same files", point->folder.c_str(),
+                  point->info.step);
+        });
+        // After everybody knows its size: a rank that found it cut off reads nothing.
+        run_on_all_ranks(process, [&] {
+            check_checkpoint_bytes(point->folder, point->info, process.rank, process.ranks);
+            point->model = config_from_json_file(point->folder + "/config.json");
+        });
+        return "";
+    } catch (const AgreedError& error) {
+        return error.what();
+    }
 }
 
 }  // namespace
