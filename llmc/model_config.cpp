@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <tuple>
 
 #include <nlohmann/json.hpp>
 
@@ -257,15 +256,6 @@ std::string config_json_text(const ModelConfig& config, const std::string& dtype
     if (type == "qwen3") root.update({{"architectures", json::array({"Qwen3ForCausalLM"})}, {"attention_bias", false}, {"use_sliding_window", false}});
     if (type == kOwnType) root.update({{"qkv_bias", config.qkv_bias}, {"qk_norm", config.qk_norm}});
     return root.dump(2) + "\n";
-}
-
-bool same_model(const ModelConfig& a, const ModelConfig& b) {
-    const auto shape = [](const ModelConfig& c) {
-        return std::tie(c.num_layers, c.channels, c.num_heads, c.num_kv_heads, c.head_dim, c.ffn_dim, c.vocab_size, c.max_seq_len, c.rope_theta, c.norm_eps, c.tied,
-                        c.qkv_bias, c.qk_norm, c.rope_scaling.type);
-    };
-    const auto scaling = [](const RopeScaling& s) { return std::tie(s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_seq_len); };
-    return shape(a) == shape(b) && (a.rope_scaling.type == RopeScaling::Type::None || scaling(a.rope_scaling) == scaling(b.rope_scaling));
 }
 
 void ModelConfig::validate() const {

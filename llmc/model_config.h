@@ -57,8 +57,5 @@ ModelConfig config_from_json_file(const std::string& path);
 // Throws Error if the shape is not valid.
 std::string config_json_text(const ModelConfig& config, const std::string& dtype);
 
-// Are these one model? Everything counts but the name, and of a rope scaling that is off nothing but that.
-bool same_model(const ModelConfig& a, const ModelConfig& b);
-
 // Parameters that a model of this shape has, padding of the vocabulary not counted.
 long long count_parameters(const ModelConfig& config);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -85,4 +86,14 @@ void expect_error(Call call, const std::vector<std::string>& words) {
         EXPECT_TRUE(typeid(error) == typeid(E)) << "wrong kind of error: " << message;
     }
     for (const std::string& word : words) EXPECT_NE(message.find(word), std::string::npos) << "`" << word << "` is not in: " << message;
+}
+
+// Are these one model? Everything counts but the name, and of a rope scaling that is off nothing but that.
+inline bool same_model(const ModelConfig& a, const ModelConfig& b) {
+    const auto shape = [](const ModelConfig& c) {
+        return std::tie(c.num_layers, c.channels, c.num_heads, c.num_kv_heads, c.head_dim, c.ffn_dim, c.vocab_size, c.max_seq_len, c.rope_theta, c.norm_eps, c.tied,
+                        c.qkv_bias, c.qk_norm, c.rope_scaling.type);
+    };
+    const auto scaling = [](const RopeScaling& s) { return std::tie(s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_seq_len); };
+    return shape(a) == shape(b) && (a.rope_scaling.type == RopeScaling::Type::None || scaling(a.rope_scaling) == scaling(b.rope_scaling));
 }
